@@ -1,0 +1,49 @@
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+STAMP  := $(VENV)/.ready
+PEERS  := $(VENV)/.peers
+JOBS   ?= 2
+
+.PHONY: help setup demo test test-slow bench lint format clean
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+$(STAMP): pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "setting up $(VENV) (a minute or two, once)"
+	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+$(PEERS): $(STAMP)
+	@$(PIP) --editable '.[bench]'
+	@touch $@
+
+setup: $(STAMP) ## create .venv with everything that tests and demo need
+
+demo: $(STAMP) ## train on embedded digits with DP-SAT and DP-SGD at epsilon 3
+	@$(BIN)/saltflat demo
+
+test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes on two cores)
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m 'not slow'
+
+test-slow: $(STAMP) ## the long suites
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m slow
+
+bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models
+	@$(BIN)/python benchmarks/step.py $(ARGS)
+
+lint: $(STAMP) ## style and types only
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(STAMP) ## rewrite the sources in the house style
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+clean: ## remove .venv and every cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,80 @@
+"""Arithmetic on trees: a point or a direction in weight space, as ``{name: tensor}``.
+
+Every function is pure: it returns a new tree and leaves its arguments alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Tensor]
+
+
+def map_tree(function: Callable[..., Tensor], *trees: Tree) -> Tree:
+    """Apply ``function`` leaf by leaf.
+
+    >>> map_tree(torch.add, {"w": torch.ones(2)}, {"w": torch.ones(2)})
+    {'w': tensor([2., 2.])}
+    """
+    first, *rest = trees
+    for other in rest:
+        if other.keys() != first.keys():
+            odd = sorted(first.keys() ^ other.keys())
+            raise ValueError(f"trees have different leaves: {odd} are in one of them only")
+    return {name: function(leaf, *(tree[name] for tree in rest)) for name, leaf in first.items()}
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """0, in the shape of ``tree``."""
+    return map_tree(torch.zeros_like, tree)
+
+
+def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
+    """a + scale * b."""
+    return map_tree(lambda x, y: torch.add(x, y, alpha=scale), a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b."""
+    return map_tree(torch.sub, a, b)
+
+
+def mul(tree: Tree, factor: float) -> Tree:
+    """factor * tree."""
+    return map_tree(lambda x: x * factor, tree)
+
+
+def times(a: Tree, b: Tree) -> Tree:
+    """a * b, coordinate by coordinate."""
+    return map_tree(torch.mul, a, b)
+
+
+def dot(a: Tree, b: Tree) -> Tensor:
+    """<a, b>, summed in float64 so that a long tree loses nothing."""
+    parts = map_tree(lambda x, y: torch.sum(x * y, dtype=torch.float64), a, b)
+    return torch.stack(list(parts.values())).sum()
+
+
+def norm(tree: Tree) -> Tensor:
+    """||tree||_2 over all leaves jointly.
+
+    >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])}).item()
+    5.0
+    """
+    norms = torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in tree.values()])
+    return torch.linalg.vector_norm(norms)
+
+
+def climb(point: Tree, direction: Tree, radius: float) -> Tree:
+    """point + radius * direction / ||direction||: the step uphill of the sharpness-aware methods.
+
+    A zero direction leaves the point where it is.
+
+    >>> climb({"w": torch.zeros(2)}, {"w": torch.tensor([0.0, 2.0])}, radius=0.5)
+    {'w': tensor([0.0000, 0.5000])}
+    """
+    length = float(norm(direction)) + 1e-16
+    return add(point, direction, scale=radius / length)

@@ -1,0 +1,35 @@
+"""The errors that saltflat raises on purpose. Each message says what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+
+class SaltflatError(Exception):
+    """The base of every error that saltflat raises on purpose; the command line prints it as one line."""
+
+
+class SettingError(SaltflatError, ValueError):
+    """A setting outside what is allowed."""
+
+
+class ModelError(SaltflatError, ValueError):
+    """A model or loss without per-unit gradients, or one whose units mix."""
+
+
+class DataError(SaltflatError, ValueError):
+    """Data that cannot be read, or that has another shape than declared."""
+
+
+class PrivacyError(SaltflatError, RuntimeError):
+    """A request that would break a privacy promise; nothing was released."""
+
+
+class AccountingError(SaltflatError, ValueError):
+    """No sound privacy bound can be computed for this request."""
+
+
+class BudgetError(PrivacyError):
+    """The step asked for would pass the budget; it was not taken."""
+
+
+class LedgerError(PrivacyError):
+    """A ledger that cannot be trusted, or cannot be written."""
