@@ -1,1 +1,66 @@
-"""Differentially private training in flat minima."""
+"""saltflat: differentially private training in flat minima, at nearly the speed of plain training.
+
+The public names. They are loaded when first used, so that the command line starts without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from saltflat.core.check import check_model, without_batchnorm
+    from saltflat.core.contribution import per_example, per_user, supervised
+    from saltflat.core.frame import around, preconditioned
+    from saltflat.core.optim import EMA, SGD, Adam, Torch
+    from saltflat.core.plan import Phase, Plan, calibrate
+    from saltflat.core.sampling import TensorUnits
+    from saltflat.core.train import Surroundings, train
+    from saltflat.methods import DPSGD, SAM, SAT
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "core.check": ("check_model", "without_batchnorm"),
+    "core.contribution": ("per_example", "per_user", "supervised"),
+    "core.frame": ("around", "preconditioned"),
+    "core.optim": ("EMA", "SGD", "Adam", "Torch"),
+    "core.plan": ("Phase", "Plan", "calibrate"),
+    "core.sampling": ("TensorUnits",),
+    "core.train": ("Surroundings", "train"),
+    "methods": ("DPSGD", "SAM", "SAT"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [  # noqa: RUF022 (in the order of the rooms)
+    "DPSGD",
+    "SAM",
+    "SAT",
+    "Phase",
+    "Plan",
+    "calibrate",
+    "train",
+    "Surroundings",
+    "per_example",
+    "per_user",
+    "supervised",
+    "TensorUnits",
+    "SGD",
+    "Adam",
+    "Torch",
+    "EMA",
+    "around",
+    "preconditioned",
+    "check_model",
+    "without_batchnorm",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'saltflat' has no attribute {name!r}")
+    return getattr(import_module(f"saltflat.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -1,0 +1,136 @@
+"""Book-keeping: the gradients of one physical batch of units, known by their parts.
+
+One forward pass, one backward pass for the layers' outputs only, then norms and weighted sums from the
+parts that the tape kept (Bu et al., "Differentially Private Optimization on Large Model at Small Cost", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saltflat.clipping import attention, bare, conv, linear, norm, recurrent  # noqa: F401  (they register rules)
+from saltflat.clipping.parts import Dense, Part, combined
+from saltflat.clipping.standardised import Standardised
+from saltflat.clipping.tape import Tape, Weight
+from saltflat.core.tree import Tree
+from saltflat.errors import ModelError
+
+LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The gradients of ``units`` units, as parts that together cover every parameter in ``like`` once."""
+
+    units: int
+    parts: Sequence[Part]
+    like: Tree
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.like.values())).device
+
+    def norms(self) -> Tensor:
+        """||g_i|| over all parameters jointly; (units,)."""
+        some = next(iter(self.like.values()))
+        square = torch.zeros(self.units, device=self.device, dtype=torch.promote_types(some.dtype, torch.float32))
+        for part in self.parts:
+            square += part.square()
+        # A ghost norm is a sum with cancellation: rounding may leave a tiny negative number. NaN stays NaN.
+        return torch.where(square < 0, 0, square).sqrt()
+
+    def dot(self, direction: Tree) -> Tensor:
+        """<g_i, direction>; (units,)."""
+        return torch.stack([part.dot(direction) for part in self.parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tree:
+        """sum_i c_i g_i; a unit of weight 0 is left out, whatever it holds."""
+        dead = weights == 0
+        parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts
+        total = {name: None for name in self.like}
+        for part in parts:
+            total.update(part.weighted(weights))
+        return {
+            name: torch.zeros_like(self.like[name]) if leaf is None else leaf.to(self.like[name].dtype)
+            for name, leaf in total.items()
+        }
+
+    def scaled(self, scale: Tree) -> Kept:
+        """The gradients scale * g_i, coordinate by coordinate; needs each unit's gradient in memory."""
+        parts = [
+            Dense(name, values * scale[name].to(values.dtype))
+            for part in self.parts
+            for name, values in part.dense().items()
+        ]
+        return Kept(self.units, parts, self.like)
+
+
+def book_keeping(
+    losses_at: LossesAt,
+    points: Sequence[Tree],
+    weights: Sequence[float],
+    *,
+    rows: int,
+    views: int = 1,
+    constants: Iterable[Tensor] = (),
+) -> Kept:
+    """The gradients of sum_k weights_k loss(points_k), for ``rows / views`` units, mean over a unit's views.
+
+    ``losses_at`` runs the model at a point and returns the loss of each row. ``constants`` are the tensors
+    that the model holds beside the points' own: buffers and frozen parameters.
+    """
+    uses: dict[str, list[Part]] = {}
+    constants = list(constants)
+    for point, weight in zip(points, weights, strict=True):
+        tape = Tape(point, rows=rows, views=views, constants=constants)
+        with torch.enable_grad():
+            with tape:
+                losses = checked_losses(losses_at(point), rows)
+            if losses.requires_grad:
+                (losses * (weight / views)).sum().backward()
+        for name, parts in resolved(tape, alone=len(points) == 1).items():
+            uses.setdefault(name, []).extend(parts)
+    return Kept(rows // views, [combined(parts) for parts in uses.values()], points[0])
+
+
+def checked_losses(losses: Tensor, rows: int) -> Tensor:
+    """The losses, if there is one for every row."""
+    if losses.shape != (rows,):
+        raise ModelError(
+            f"the loss gave shape {tuple(losses.shape)} for {rows} rows, but clipping needs one loss per example, "
+            f"shape ({rows},): use reduction='none', and average over an example's own tokens or pixels only"
+        )
+    return losses
+
+
+def resolved(tape: Tape, *, alone: bool) -> dict[str, list[Part]]:
+    """The tape's parts by parameter, with the uses of derived weights carried back to their parameters."""
+    uses = {name: parts for name, parts in tape.uses.items() if name in tape.roots}
+    for name in tape.uses.keys() - uses.keys():
+        weight, part = tape.derived[name], combined(tape.uses[name])
+        if alone and weight.how is not None and not any(root in uses for root in weight.how.roots):
+            carried: list[Part] = [Standardised(part, weight.how)]  # type: ignore[arg-type]
+        else:
+            carried = carried_back(tape, weight, part)
+        for root in carried:
+            uses.setdefault(root.names[0], []).append(root)
+    return uses
+
+
+def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:
+    """Per-unit gradients at a derived weight -> per-unit gradients at its parameters, by a batched backward."""
+    leaves = {name: root.traced for name, root in tape.roots.items() if root.is_traced}
+    (stack,) = part.dense().values()
+    grads = torch.autograd.grad(
+        weight.traced,
+        list(leaves.values()),
+        stack.to(weight.value.dtype),
+        is_grads_batched=True,
+        allow_unused=True,
+        retain_graph=True,
+    )
+    return [Dense(name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None]

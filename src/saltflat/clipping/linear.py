@@ -1,0 +1,79 @@
+"""Linear layers and embeddings: y = x W^T + b at any number of positions; rows of a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saltflat.clipping.parts import Part, Rows, outer
+from saltflat.clipping.tape import Tape, Weight, rule
+from saltflat.errors import ModelError
+
+
+@rule(F.linear)
+def linear(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y_t = W x_t + b, so g_W = sum_t y'_t x_t^T and g_b = sum_t y'_t, where y' is the gradient at y."""
+    w, b = tape.weight(weight), tape.weight(bias)
+    if tape.is_shared(x) or (x.ndim > 1 and x.shape[0] != tape.rows):
+        return tape.by_vmap(func, x, weight, bias)
+    return tape.watch(func(x, weight, bias), lambda grad: linear_parts(tape, x, grad, w, b))
+
+
+def linear_parts(tape: Tape, x: Tensor, grad: Tensor, w: Weight | None, b: Weight | None) -> list[Part]:
+    """The parts of a linear layer from its input and the gradient at its output."""
+    parts: list[Part] = []
+    if w is not None:
+        parts.append(outer(w.name, tape.by_unit(x.detach()), tape.by_unit(grad)))
+    if b is not None:
+        parts.append(bias_part(tape, b, grad))
+    return parts
+
+
+def bias_part(tape: Tape, b: Weight, grad: Tensor) -> Part:
+    """The sum over positions of the gradient at the output; (rows, ..., width)."""
+    return tape.stack(b.name, grad.reshape(tape.rows, -1, grad.shape[-1]).sum(1, dtype=_wide(grad)))
+
+
+@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+def matmul(tape: Tape, func: Any, x: Tensor, y: Tensor) -> Tensor:
+    """x @ M with a matrix M is a linear layer with weight M^T."""
+    if tape.weight(y) is not None and y.ndim == 2 and not tape.is_shared(x) and x.ndim > 1:
+        return tape.again(F.linear, x, tape.again(Tensor.t, y))
+    return tape.by_vmap(func, x, y)
+
+
+@rule(F.embedding)
+def embedding(
+    tape: Tape,
+    func: Any,
+    rows: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Tensor:
+    """y_t = W[row_t]. The padding row is looked up, but never trained."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise ModelError(
+            "Embedding with max_norm or scale_grad_by_freq mixes examples; build it without these options"
+        )
+    w = tape.weight(weight)
+    if w is None:
+        return func(rows, weight, padding_idx)
+
+    def keep(grad: Tensor) -> list[Part]:
+        if padding_idx is not None:
+            grad = grad.masked_fill((rows == padding_idx).unsqueeze(-1), 0)
+        index = rows.reshape(tape.rows // tape.views, -1)
+        return [Rows(w.name, index, tape.by_unit(grad), weight.shape[0])]
+
+    return tape.watch(func(rows, weight, padding_idx), keep)
+
+
+def _wide(values: Tensor) -> torch.dtype:
+    return values.dtype if values.dtype in (torch.float32, torch.float64) else torch.float32

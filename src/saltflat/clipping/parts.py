@@ -1,0 +1,316 @@
+"""Per-unit gradients of a few parameters, in whatever form is cheapest to hold.
+
+A *part* stands for the gradients g_1 .. g_U of U units with respect to some parameters. It never has
+to be a stack of U gradients: `Outer` holds the two factors that a linear layer's gradient is made of,
+`Rows` the touched rows of an embedding. All answer the same four questions, exactly:
+
+    square()        ||g_i||^2                    (units,)
+    dot(direction)  <g_i, direction>             (units,)
+    weighted(c)     sum_i c_i g_i                a tree
+    dense()         g_1 .. g_U                   a tree with a leading unit axis
+
+Layout: the first axis is always the unit; a unit's several positions (tokens, views, points in weight
+space, repeated uses of one layer) lie side by side on the second axis, because a sum over positions is
+all that a parameter ever sees of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from saltflat.core.tree import Tree
+
+
+class Part(Protocol):
+    """The gradients of all units with respect to the parameters ``names``."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def square(self) -> Tensor: ...
+
+    def dot(self, direction: Tree) -> Tensor: ...
+
+    def weighted(self, weights: Tensor) -> Tree: ...
+
+    def dense(self) -> Tree: ...
+
+    def erased(self, dead: Tensor) -> Part:
+        """The same part with the units where ``dead`` is true set to zero, NaN and infinity included."""
+        ...
+
+    @property
+    def kind(self) -> Hashable:
+        """Parts of one parameter and one kind can be laid side by side."""
+        ...
+
+    def beside(self, other: Any) -> Part:
+        """The sum of this part and another of the same kind."""
+        ...
+
+
+def blank(values: Tensor, dead: Tensor) -> Tensor:
+    """``values`` with the dead units' entries replaced (not multiplied) by zero."""
+    return values.masked_fill(dead.view(-1, *[1] * (values.ndim - 1)), 0)
+
+
+def precise(values: Tensor) -> Tensor:
+    """float32 or better: norms are never taken in half precision."""
+    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+
+
+def lines(values: Tensor) -> Tensor:
+    """One line of numbers per unit."""
+    return values.reshape(len(values), -1)
+
+
+def square_rows(values: Tensor) -> Tensor:
+    """The squared norm of each unit's entries, in one pass and without a temporary copy."""
+    return torch.linalg.vector_norm(lines(precise(values)), dim=1).square()
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A plain stack of gradients, for parameters that are small or used at very many positions.
+
+    ``axes`` tells how the stored axes are permuted to the parameter's own (None: they agree already).
+    """
+
+    name: str
+    values: Tensor  # (units, *stored shape)
+    axes: tuple[int, ...] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def square(self) -> Tensor:
+        return square_rows(self.values)
+
+    def dot(self, direction: Tree) -> Tensor:
+        return lines(self._stack()) @ direction[self.name].flatten().to(self.values.dtype)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        total = weights.to(self.values.dtype) @ lines(self.values)
+        total = total.view(self.values.shape[1:])
+        return {self.name: total.permute(self.axes).contiguous() if self.axes else total}
+
+    def dense(self) -> Tree:
+        return {self.name: self._stack()}
+
+    def erased(self, dead: Tensor) -> Dense:
+        return replace(self, values=blank(self.values, dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Dense, self.axes
+
+    def beside(self, other: Dense) -> Dense:
+        return replace(self, values=self.values + other.values)
+
+    def channel_sums(self) -> Tensor:
+        """The sum of each output channel's gradient; (units, out)."""
+        return self._stack().flatten(2).sum(2)
+
+    def channel_dots(self, weight: Tensor) -> Tensor:
+        """<G_io, weight_o>; (units, out)."""
+        return torch.einsum("uo...,o...->uo", self._stack(), weight.to(self.values.dtype))
+
+    def scaled_channels(self, scale: Tensor) -> Dense:
+        stack = self._stack()
+        return Dense(self.name, stack * scale.view(-1, *[1] * (stack.ndim - 2)))
+
+    def _stack(self) -> Tensor:
+        if self.axes is None:
+            return self.values
+        return self.values.permute(0, *(axis + 1 for axis in self.axes))
+
+
+@dataclass(frozen=True)
+class Outer:
+    """g_i = sum_t b_it a_it^T: a linear map used at T positions, kept as its two factors.
+
+    The ghost norm needs no gradient: ||g_i||^2 = sum_{t,s} <a_it, a_is> <b_it, b_is>
+    (Goodfellow 2015; Li et al., "Large Language Models Can Be Strong DP Learners", 2022).
+    """
+
+    name: str
+    a: Tensor  # (units, positions, inputs)
+    b: Tensor  # (units, positions, outputs)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def square(self) -> Tensor:
+        if self.a.shape[1] == 1:
+            return square_rows(self.a) * square_rows(self.b)
+        a, b = precise(self.a), precise(self.b)
+        return pair_sum(a @ a.mT, b @ b.mT)
+
+    def dot(self, direction: Tree) -> Tensor:
+        return pair_sum(self.a @ direction[self.name].to(self.a.dtype).mT, self.b)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        b = self.b * weights.to(self.b.dtype).view(-1, 1, 1)
+        return {self.name: b.flatten(0, 1).mT @ self.a.flatten(0, 1)}
+
+    def dense(self) -> Tree:
+        return {self.name: self.b.mT @ self.a}
+
+    def erased(self, dead: Tensor) -> Outer:
+        return replace(self, a=blank(self.a, dead), b=blank(self.b, dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Outer
+
+    def beside(self, other: Outer) -> Part:
+        return outer(self.name, torch.cat([self.a, other.a], 1), torch.cat([self.b, other.b], 1))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """An embedding's gradient: at each position, one row of the table receives ``b``.
+
+    It is an `Outer` whose output factor is one-hot, so two positions meet only where they touch the
+    same row: ||g_i||^2 = sum_{t,s} [row_it = row_is] <b_it, b_is>.
+    """
+
+    name: str
+    rows: Tensor  # (units, positions), integers
+    b: Tensor  # (units, positions, width)
+    count: int  # rows in the table
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def square(self) -> Tensor:
+        b = precise(self.b)
+        same = self.rows.unsqueeze(2) == self.rows.unsqueeze(1)
+        return pair_sum(b @ b.mT, same.to(b.dtype))
+
+    def dot(self, direction: Tree) -> Tensor:
+        return pair_sum(direction[self.name].to(self.b.dtype)[self.rows], self.b)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        b = self.b * weights.to(self.b.dtype).view(-1, 1, 1)
+        total = b.new_zeros(self.count, b.shape[2])
+        return {self.name: total.index_add_(0, self.rows.flatten(), b.flatten(0, 1))}
+
+    def dense(self) -> Tree:
+        units, _, width = self.b.shape
+        values = self.b.new_zeros(units, self.count, width)
+        index = self.rows.unsqueeze(2).expand_as(self.b)
+        return {self.name: values.scatter_add_(1, index, self.b)}
+
+    def erased(self, dead: Tensor) -> Rows:
+        return replace(self, rows=blank(self.rows, dead), b=blank(self.b, dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Rows
+
+    def beside(self, other: Rows) -> Rows:
+        rows, b = torch.cat([self.rows, other.rows], 1), torch.cat([self.b, other.b], 1)
+        return replace(self, rows=rows, b=b)
+
+
+@dataclass(frozen=True)
+class Tied:
+    """One table used both as an embedding and as a linear layer, with the cross term of the two uses.
+
+    ||g_i||^2 = ||linear_i||^2 + ||table_i||^2 + 2 sum_{t,s} <a_it, b_is> linear.b_it[row_is].
+    """
+
+    linear: Outer
+    table: Rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.linear.names
+
+    def square(self) -> Tensor:
+        a, b = precise(self.linear.a), precise(self.linear.b)
+        rows = self.table.rows.unsqueeze(1).expand(-1, b.shape[1], -1)
+        cross = pair_sum(a @ precise(self.table.b).mT, b.gather(2, rows))
+        return self.linear.square() + self.table.square() + 2 * cross
+
+    def dot(self, direction: Tree) -> Tensor:
+        return self.linear.dot(direction) + self.table.dot(direction)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        return _added(self.linear.weighted(weights), self.table.weighted(weights))
+
+    def dense(self) -> Tree:
+        return _added(self.linear.dense(), self.table.dense())
+
+    def erased(self, dead: Tensor) -> Tied:
+        return Tied(self.linear.erased(dead), self.table.erased(dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Tied
+
+    def beside(self, other: Tied) -> Part:
+        return combined([self.linear, self.table, other.linear, other.table])
+
+
+def pair_sum(x: Tensor, y: Tensor) -> Tensor:
+    """sum_j x_ij y_ij for every unit i, in float32 or better."""
+    return torch.linalg.vecdot(lines(precise(x)), lines(precise(y)))
+
+
+def outer(name: str, a: Tensor, b: Tensor) -> Part:
+    """A linear layer's part: its two factors, or the gradients themselves where those are cheaper."""
+    if a.shape[1] > 1 and not factors_are_cheaper(a.shape[1], a.shape[2], b.shape[2]):
+        return Dense(name, precise(b).mT @ precise(a))
+    return Outer(name, a, b)
+
+
+def factors_are_cheaper(positions: int, inputs: int, outputs: int, gram_width: int | None = None) -> bool:
+    """Compare the two exact ways to a norm, in floating-point operations per unit.
+
+    Factors cost two Gram matrices, 2 T^2 (d + p), on top of the weighted product that comes later anyway.
+    The gradients themselves replace that product, but a batched product is slower than one large one
+    (measured: about a third), and writing and reading p d numbers per unit costs as much as some sixty
+    operations on each. ``gram_width`` replaces d + p where a Gram matrix is cheaper than its width says.
+    """
+    grams = 2 * positions**2 * (gram_width or inputs + outputs)
+    gradients = inputs * outputs * (60 + 0.6 * positions)
+    return grams < gradients
+
+
+def combined(parts: list[Part]) -> Part:
+    """One part for all uses of one parameter, cross terms included.
+
+    Uses of one kind lie side by side as more positions; a table that is also a linear layer keeps both
+    factors; anything else is added up as plain gradients.
+    """
+    groups: dict[Hashable, Part] = {}
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop(0)
+        known = groups.pop(part.kind, None)
+        if known is None:
+            groups[part.kind] = part
+        else:
+            waiting.append(known.beside(part))  # which may be of another kind: it takes its turn again
+    merged = list(groups.values())
+    if len(merged) == 1:
+        return merged[0]
+    linear, table = groups.get(Outer), groups.get(Rows)
+    if len(merged) == 2 and isinstance(linear, Outer) and isinstance(table, Rows):
+        return Tied(linear, table)
+    (name,) = merged[0].names
+    return Dense(name, torch.stack([part.dense()[name] for part in merged]).sum(0))
+
+
+def _added(a: Tree, b: Tree) -> Tree:
+    return {name: a[name] + b[name] for name in a}

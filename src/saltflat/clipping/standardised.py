@@ -1,0 +1,151 @@
+"""Scaled weight standardisation: convolutions whose weight is normalised per output channel before use.
+
+    V_o = gain_o c_o / sqrt(max(n_o, 1e-4)),   c_o = W_o - mean(W_o),   n_o = ||c_o||^2
+
+With u_o = c_o / sqrt(n_o) and F entries to a channel, a gradient G_o at V_o becomes
+
+    s_o (G_o - mean(G_o) - <u_o, G_o> u_o)  at W_o,   s_o = gain_o / sqrt(n_o),   and   <u_o, G_o>  at gain_o,
+
+so its squared norm needs ||s_o G_o||^2 and two inner products per channel, never the gradient itself.
+(In a channel so small that 1e-4 takes the place of n_o, the term with u_o falls away.)
+Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization", 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from saltflat.clipping.conv import Patches
+from saltflat.clipping.parts import Dense, Part
+from saltflat.clipping.tape import DERIVATIONS, Tape, rule
+from saltflat.core.tree import Tree
+
+FLOOR = 1e-4
+
+
+def standardised(weight: Tensor, gain: Tensor | None = None) -> Tensor:
+    """The weight with mean 0 and norm ``gain`` (1 without one) in every output channel.
+
+    >>> w = standardised(torch.randn(4, 3, 2, 2))
+    >>> torch.allclose(w.flatten(1).norm(dim=1), torch.ones(4), atol=1e-5)
+    True
+    """
+    if has_torch_function_variadic(weight):
+        return handle_torch_function(standardised, (weight,), weight, gain)
+    centred, square = _centred(weight)
+    unit = centred / square.clamp(min=FLOOR).sqrt()
+    return unit if gain is None else unit * gain.view(-1, *[1] * (weight.ndim - 1))
+
+
+def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
+    axes = tuple(range(1, weight.ndim))
+    centred = weight - weight.mean(axes, keepdim=True)
+    return centred, centred.square().sum(axes, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Standardisation:
+    """How a standardised weight came about: enough to carry gradients back through it."""
+
+    weight: str | None
+    gain: str | None
+    unit: Tensor  # u, in the weight's shape
+    slope: Tensor  # s, per output channel
+    clamped: Tensor  # whether 1e-4 stands for n, per output channel
+    gain_value: Tensor | None
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.weight, self.gain) if name is not None)
+
+    def back(self, grad: Tensor) -> Tree:
+        """Carry one gradient, or a stack of them, from the standardised weight back to W and gain."""
+        axes = tuple(range(-self.unit.ndim + 1, 0))
+        wide = lambda t: t.view(-1, *[1] * (self.unit.ndim - 1))
+        along = (grad * self.unit).sum(axes, keepdim=True)
+        flat = grad - grad.mean(axes, keepdim=True) - torch.where(wide(self.clamped), 0, along) * self.unit
+        tree: Tree = {}
+        if self.weight is not None:
+            tree[self.weight] = flat * wide(self.slope)
+        if self.gain is not None:
+            tree[self.gain] = along.flatten(-self.unit.ndim)
+        return tree
+
+    def square(self, part: Dense | Patches) -> Tensor:
+        """||back(G_i)||^2 for every unit."""
+        total, along = part.channel_sums(), self._along(part)
+        projected = total.square() / self.unit[0].numel() + torch.where(self.clamped, 0, along.square())
+        square = part.scaled_channels(self.slope).square() - projected @ self.slope.square()
+        if self.weight is None:
+            square = torch.zeros_like(square)
+        return square + along.square().sum(1) if self.gain is not None else square
+
+    def _along(self, part: Dense | Patches) -> Tensor:
+        """<u_o, G_io>; (units, channels)."""
+        known = part.along if isinstance(part, Patches) else None
+        if known is None:
+            return part.channel_dots(self.unit)
+        if self.gain_value is None:
+            return known
+        if bool((self.gain_value == 0).any()):  # the output tells nothing about a channel that is switched off
+            return part.channel_dots(self.unit)
+        return known / self.gain_value
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """The gradients at a standardised weight's own parameters."""
+
+    part: Dense | Patches
+    how: Standardisation
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.how.roots
+
+    def square(self) -> Tensor:
+        return self.how.square(self.part)
+
+    def dot(self, direction: Tree) -> Tensor:
+        dense = self.dense()
+        return torch.stack([dense[n].flatten(1) @ direction[n].flatten() for n in self.names]).sum(0)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        (total,) = self.part.weighted(weights).values()
+        return self.how.back(total)
+
+    def dense(self) -> Tree:
+        (values,) = self.part.dense().values()
+        return self.how.back(values)
+
+    def erased(self, dead: Tensor) -> Standardised:
+        return replace(self, part=self.part.erased(dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Standardised, self.part.kind
+
+    def beside(self, other: Any) -> Part:
+        raise NotImplementedError("uses are combined before they are carried back")
+
+
+@rule(standardised, table=DERIVATIONS)
+def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) -> Tensor:
+    """Put the standardised weight on the tape, with what its gradients need."""
+    with torch.enable_grad():
+        traced = func(tape.traced(weight), tape.traced(gain))
+    w, g = tape.weight(weight), tape.weight(gain)
+    centred, square = _centred(weight)
+    root = square.clamp(min=FLOOR).sqrt()
+    slope = (1 / root).flatten() if gain is None else gain / root.flatten()
+    roots = all(x is None or x.name in tape.roots for x in (w, g))
+    how = Standardisation(
+        w.name if w else None, g.name if g else None, centred / root, slope, square.flatten() < FLOOR, gain
+    )
+    return tape.share(traced, how=how if roots else None)

@@ -1,0 +1,82 @@
+"""Frames: a change of coordinates that gradients go through before they are clipped.
+
+A frame is public: it comes from public data or earlier releases, and is fixed before the private batch is
+touched. `enter` changes coordinates of a chunk, `leave` those of the released mean.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saltflat.core import tree
+from saltflat.core.mechanism import Chunk
+from saltflat.core.tree import Tree
+
+
+class Frame(Protocol):
+    """A change of coordinates around the clip."""
+
+    def enter(self, chunk: Chunk) -> Chunk: ...
+
+    def leave(self, direction: Tree) -> Tree: ...
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The gradients g_i - origin, without forming them: ||g_i - o||^2 = ||g_i||^2 - 2 <g_i, o> + ||o||^2."""
+
+    chunk: Chunk
+    origin: Tree
+
+    def norms(self) -> Tensor:
+        norms = self.chunk.norms()
+        square = norms.square() - 2 * self.chunk.dot(self.origin) + tree.norm(self.origin).square()
+        # Rounding leaves at most a tiny negative number where g_i = o; NaN stays NaN and is dropped later.
+        return torch.where(square < 0, 0, square).sqrt().to(norms.dtype)
+
+    def dot(self, direction: Tree) -> Tensor:
+        return self.chunk.dot(direction) - tree.dot(self.origin, direction)
+
+    def weighted_sum(self, weights: Tensor) -> Tree:
+        return tree.add(self.chunk.weighted_sum(weights), self.origin, scale=-float(weights.sum()))
+
+    def scaled(self, scale: Tree) -> Chunk:
+        return Shifted(self.chunk.scaled(scale), tree.times(self.origin, scale))
+
+
+@dataclass(frozen=True)
+class around:
+    """Clip g_i - origin instead of g_i, and add the origin back to the mean (DOPE-SGD).
+
+    *Guarantee*: the sensitivity stays the clip norm, if ``origin`` comes from public data or earlier
+    releases only.
+    """
+
+    origin: Tree
+
+    def enter(self, chunk: Chunk) -> Chunk:
+        return Shifted(chunk, self.origin)
+
+    def leave(self, direction: Tree) -> Tree:
+        return tree.add(direction, self.origin)
+
+
+@dataclass(frozen=True)
+class preconditioned:
+    """Clip scale * g_i instead of g_i, coordinate by coordinate (AdaDPS); the mean stays scaled.
+
+    *Guarantee*: as `around`. Each unit's gradient is formed in memory, so keep the physical batch small.
+    Li et al., "Private Adaptive Optimization with Side Information", ICML 2022.
+    """
+
+    scale: Tree
+
+    def enter(self, chunk: Chunk) -> Chunk:
+        return chunk.scaled(self.scale)
+
+    def leave(self, direction: Tree) -> Tree:
+        return direction

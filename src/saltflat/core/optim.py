@@ -1,0 +1,164 @@
+"""Update rules for released directions. All of this is post-processing, and free.
+
+An optimizer is a pair of functions, ``init(params) -> state`` and
+``step(params, direction, state) -> (params, state)``; state is a value, and nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from saltflat.core import tree
+from saltflat.core.tree import Tree
+from saltflat.errors import SettingError
+
+Rate = float | Callable[[int], float]  # a learning rate, or one for every step, fixed in advance
+
+
+class Optimizer(Protocol):
+    """An update rule."""
+
+    def init(self, params: Tree) -> Any: ...
+
+    def step(self, params: Tree, direction: Tree, state: Any) -> tuple[Tree, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """v <- momentum v + g;  w <- w - lr v.  (Heavy ball, no dampening.)
+
+    ``weight_decay`` adds weight_decay * w to g, after the noise.
+
+    >>> sgd = SGD(lr=0.5, momentum=0.9)
+    >>> w, g = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    >>> w, state = sgd.step(w, g, sgd.init(w))
+    >>> sgd.step(w, g, state)[0]
+    {'w': tensor([-1.4500])}
+    """
+
+    lr: Rate
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_fraction("momentum", self.momentum)
+
+    def init(self, params: Tree) -> tuple[int, Tree | None]:
+        return 0, None
+
+    def step(self, params: Tree, direction: Tree, state: tuple[int, Tree | None]) -> tuple[Tree, Any]:
+        count, velocity = state
+        if self.weight_decay:
+            direction = tree.add(direction, params, scale=self.weight_decay)
+        if self.momentum and velocity is not None:
+            direction = tree.add(direction, velocity, scale=self.momentum)
+        params = tree.add(params, direction, scale=-_at(self.lr, count))
+        return params, (count + 1, direction if self.momentum else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  w <- w - lr m^ / (sqrt(v^) + eps).
+
+    m^ and v^ are m and v divided by 1 - b^t. Kingma and Ba, "Adam", ICLR 2015.
+    """
+
+    lr: Rate
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        for beta in self.betas:
+            _check_fraction("betas", beta)
+
+    def init(self, params: Tree) -> tuple[int, Tree, Tree]:
+        return 0, tree.zeros_like(params), tree.zeros_like(params)
+
+    def step(self, params: Tree, direction: Tree, state: tuple[int, Tree, Tree]) -> tuple[Tree, Any]:
+        count, mean, square = state
+        (b1, b2), t = self.betas, count + 1
+        if self.weight_decay:
+            direction = tree.add(direction, params, scale=self.weight_decay)
+        mean = tree.map_tree(lambda m, g: torch.lerp(m, g, 1 - b1), mean, direction)
+        square = tree.map_tree(lambda v, g: torch.lerp(v, g * g, 1 - b2), square, direction)
+        size = _at(self.lr, count) / (1 - b1**t)
+        root = math.sqrt(1 - b2**t)
+
+        def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            return torch.addcdiv(w, m, v.sqrt() / root + self.eps, value=-size)
+
+        return tree.map_tree(moved, params, mean, square), (t, mean, square)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Any `torch.optim` optimizer, with any of its schedulers, on released directions.
+
+    ``scheduler`` is stepped after every step.
+
+    >>> adamw = Torch(lambda ps: torch.optim.AdamW(ps, lr=0.1))
+    >>> w = {"w": torch.zeros(1)}
+    >>> adamw.step(w, {"w": torch.ones(1)}, adamw.init(w))[0]
+    {'w': tensor([-0.1000])}
+    """
+
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+
+    def init(self, params: Tree) -> Any:
+        own = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+        optimizer = self.optimizer(own.values())
+        return own, optimizer, self.scheduler(optimizer) if self.scheduler else None
+
+    def step(self, params: Tree, direction: Tree, state: Any) -> tuple[Tree, Any]:
+        own, optimizer, scheduler = state
+        for name, leaf in own.items():
+            leaf.grad = direction[name]
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return {name: leaf.detach().clone() for name, leaf in own.items()}, state
+
+
+@dataclass(frozen=True)
+class EMA:
+    """The running mean of the weights, m <- d m + (1 - d) w with d = min(decay, (1 + t) / (10 + t)).
+
+    The second form of d lets it warm up. Free post-processing.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        _check_fraction("decay", self.decay)
+
+    def init(self, params: Tree) -> tuple[int, Tree]:
+        return 0, params
+
+    def step(self, params: Tree, state: tuple[int, Tree]) -> tuple[int, Tree]:
+        count, mean = state
+        decay = min(self.decay, (1 + count) / (10 + count))
+        return count + 1, tree.map_tree(lambda m, w: torch.lerp(m, w, 1 - decay), mean, params)
+
+
+def _at(rate: Rate, step: int) -> float:
+    return rate(step) if callable(rate) else rate
+
+
+def _check_rate(rate: Rate) -> None:
+    if not callable(rate) and not (rate > 0 and math.isfinite(rate)):
+        raise SettingError(f"a learning rate is positive and finite, or a function of the step; got lr={rate}")
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise SettingError(f"{name} must lie in [0, 1); got {value}")

@@ -1,0 +1,100 @@
+"""Poisson draws of units, and physical batches of bounded size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saltflat.errors import DataError, SettingError
+
+Indices = NDArray[np.int64]
+Batch = Any  # a tensor, or tuples, lists and dictionaries of tensors; rows on the first axis
+
+
+class Units(Protocol):
+    """Private data, seen as units that can be taken by number; ``count`` is read once, before training."""
+
+    @property
+    def count(self) -> int: ...
+
+    def take(self, indices: Indices) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class TensorUnits:
+    """Examples in tensors: row i of every tensor belongs to unit i.
+
+    >>> TensorUnits((torch.arange(4.0), torch.tensor([0, 1, 0, 1]))).take(np.array([2, 3]))
+    (tensor([2., 3.]), tensor([0, 1]))
+    """
+
+    tensors: tuple[Tensor, ...]
+
+    def __post_init__(self) -> None:
+        lengths = {len(t) for t in self.tensors}
+        if len(lengths) != 1:
+            raise DataError(f"tensors of one length are needed, one row per unit; got lengths {sorted(lengths)}")
+
+    @property
+    def count(self) -> int:
+        return len(self.tensors[0])
+
+    def take(self, indices: Indices) -> tuple[Tensor, ...]:
+        where = torch.from_numpy(indices)
+        return tuple(t[where.to(t.device)] for t in self.tensors)
+
+
+def poisson(count: int, rate: float, source: np.random.Generator) -> Indices:
+    """The units of one step: each joins independently with probability ``rate``; there may be none.
+
+    >>> poisson(5, 1.0, np.random.default_rng())
+    array([0, 1, 2, 3, 4])
+    """
+    if not 0 < rate <= 1:
+        raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate}")
+    return np.flatnonzero(source.random(count) < rate)
+
+
+def physical(indices: Indices, most: int) -> Iterator[Indices]:
+    """Split a logical batch into parts of at most ``most`` units, as even as they can be.
+
+    >>> [len(part) for part in physical(np.arange(10), 4)]
+    [4, 3, 3]
+    """
+    if most < 1:
+        raise SettingError(f"a physical batch holds at least one unit; got {most}")
+    parts = -(-len(indices) // most)
+    yield from np.array_split(indices, parts) if parts else ()
+
+
+def rows_in(batch: Batch) -> int:
+    """The number of rows: the length of the first tensor."""
+    for leaf in leaves(batch):
+        return len(leaf)
+    raise DataError(f"a batch must hold at least one tensor; got {type(batch).__name__}")
+
+
+def leaves(batch: Batch) -> Iterator[Tensor]:
+    """Every tensor in a batch."""
+    if isinstance(batch, Tensor):
+        yield batch
+    else:
+        for item in batch.values() if isinstance(batch, dict) else batch:
+            yield from leaves(item)
+
+
+def pick(batch: Batch, rows: Tensor) -> Batch:
+    """The batch made of these rows of each of its tensors."""
+    if isinstance(batch, Tensor):
+        return batch[rows.to(batch.device)]
+    if isinstance(batch, dict):
+        return {key: pick(item, rows) for key, item in batch.items()}
+    if isinstance(batch, Sequence):
+        return tuple(pick(item, rows) for item in batch)
+    raise DataError(f"a batch is made of tensors, tuples, lists and dictionaries; got {type(batch).__name__}")

@@ -1,0 +1,122 @@
+"""The one loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from saltflat.core.ask import Ask, Chunks, Release
+from saltflat.core.check import check_model, check_step
+from saltflat.core.contribution import Contribution, PerExample
+from saltflat.core.mechanism import Chunk, Noise
+from saltflat.core.plan import Phase, Plan
+from saltflat.core.sampling import Indices, Units, physical, poisson
+from saltflat.core.tree import Tree
+from saltflat.errors import ModelError
+from saltflat.privacy.noise import SecureNoise
+
+
+class Meter(Protocol):
+    """Where steps are charged: a ledger's run. It must have written the cost before it returns."""
+
+    def step(self, rate: float, noise_multiplier: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What may be told after a step: nothing that was not released."""
+
+    step: int  # counted from 1
+    phase: int
+    params: Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What a run needs beside its plan, model and data.
+
+    ``physical`` bounds the units in memory at once and never changes a result. ``noise`` and ``sampling``
+    are fresh from the operating system unless given; ``meter`` is charged before each step.
+    """
+
+    physical: int = 256
+    noise: Noise = field(default_factory=SecureNoise)
+    sampling: np.random.Generator = field(default_factory=np.random.default_rng)
+    meter: Meter | None = None
+    watch: Callable[[Progress], None] = lambda progress: None
+
+
+def trainable(model: nn.Module) -> Tree:
+    """The model's trained parameters, by name: copies, so that nothing moves behind the model's back."""
+    params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
+    if not params:
+        raise ModelError("the model has no parameter that requires a gradient; unfreeze at least one")
+    return params
+
+
+def train(plan: Plan, contribution: PerExample, units: Units, around: Surroundings | None = None) -> Tree:
+    """Run the plan and return the weights that it ends with; the model itself gets them too.
+
+    *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one
+    ``contribution.unit``, added or removed, under Poisson sampling.
+    """
+    around = around or Surroundings()
+    model = contribution.model
+    check_model(model)
+    params, count = trainable(model), units.count
+    check_step(contribution, params, units.take, count)
+    done = 0
+    for number, phase in enumerate(plan.phases):
+        for done, params in _steps(plan, phase, (contribution, units, count), around, (params, done)):
+            around.watch(Progress(done, number, params))
+    put(params, model)
+    return params
+
+
+Private = tuple[Contribution, Units, int]
+
+
+def _steps(
+    plan: Plan, phase: Phase, private: Private, around: Surroundings, start: tuple[Tree, int]
+) -> Iterator[tuple[int, Tree]]:
+    """The steps of one phase: draw, charge, ask, update."""
+    contribution, units, count = private
+    params, done = start
+    state, memory = phase.method.init(params), phase.optimizer.init(params)
+    release = Release(
+        clip_norm=phase.clip_norm,
+        noise_multiplier=phase.noise_multiplier,
+        expected_units=plan.expected_units,
+        noise=around.noise,
+    )
+    for step in range(phase.steps):
+        drawn = poisson(count, plan.rate, around.sampling)
+        if around.meter is not None:
+            around.meter.step(plan.rate, phase.noise_multiplier)
+        ask = Ask(chunks_of(contribution, units, drawn, around.physical), release)
+        direction, state = phase.method.step(ask, params, state)
+        params, memory = phase.optimizer.step(params, direction, memory)
+        yield done + step + 1, params
+
+
+def chunks_of(contribution: Contribution, units: Units, drawn: Indices, most: int) -> Chunks:
+    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
+
+    def chunks(points: list[Tree], weights: list[float]) -> Iterator[Chunk]:
+        for indices in physical(drawn, most):
+            yield contribution(points, weights, units.take(indices))
+
+    return chunks  # type: ignore[return-value]
+
+
+def put(params: Tree, model: nn.Module) -> None:
+    """Give the model these weights."""
+    own = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, leaf in params.items():
+            own[name].copy_(leaf)
