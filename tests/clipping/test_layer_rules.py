@@ -125,6 +125,19 @@ def test_convolutions_of_any_geometry(rows, channels, side, kernel, stride, padd
     assert worst_error(kept(model, [point], x, y, views), loop(model, [point], x, y, views), point) < 1e-9
 
 
+@pytest.mark.parametrize("channels", [1, 3, 9])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (2, 2), (4, 2), (8, 2), (3, 3), (3, 2)])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_strides_become_phases(channels: int, kernel: int, stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 4, kernel, stride=stride, padding=padding)
+    model = nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)).double()
+    x, y = torch.randn(4, channels, 11, 12, dtype=torch.float64), torch.randint(CLASSES, (4,))
+    point = trained(model)
+    for views in (1, 2):
+        assert worst_error(kept(model, [point], x, y, views), loop(model, [point], x, y, views), point) < 1e-9
+
+
 @given(
     rows=st.integers(1, 5),
     lead=st.lists(st.integers(1, 6), max_size=3),

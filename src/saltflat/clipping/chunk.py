@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from saltflat.clipping import attention, bare, conv, linear, norm, recurrent  # noqa: F401  (they register rules)
-from saltflat.clipping.parts import Dense, Part, combined
+from saltflat.clipping.parts import Dense, Part, combined, laid
 from saltflat.clipping.standardised import Standardised
 from saltflat.clipping.tape import Tape, Weight
 from saltflat.core.tree import Tree
@@ -92,8 +92,8 @@ def book_keeping(
                 losses = checked_losses(losses_at(point), rows)
             if losses.requires_grad:
                 (losses * (weight / views)).sum().backward()
-        for name, parts in resolved(tape, alone=len(points) == 1).items():
-            uses.setdefault(name, []).extend(parts)
+        for part in resolved(tape, alone=len(points) == 1):
+            uses[part.names[0]] = laid(uses.get(part.names[0], []), part)
     return Kept(rows // views, [combined(parts) for parts in uses.values()], points[0])
 
 
@@ -107,18 +107,22 @@ def checked_losses(losses: Tensor, rows: int) -> Tensor:
     return losses
 
 
-def resolved(tape: Tape, *, alone: bool) -> dict[str, list[Part]]:
-    """The tape's parts by parameter, with the uses of derived weights carried back to their parameters."""
-    uses = {name: parts for name, parts in tape.uses.items() if name in tape.roots}
-    for name in tape.uses.keys() - uses.keys():
+def resolved(tape: Tape, *, alone: bool) -> list[Part]:
+    """The tape's parts, with the uses of derived weights carried back to their parameters.
+
+    ``alone``: no other point's gradients will be added to these.
+    """
+    direct = [part for name, parts in tape.uses.items() if name in tape.roots for part in parts]
+    known = {name for part in direct for name in part.names}
+    for name in tape.uses.keys() - tape.roots.keys():
         weight, part = tape.derived[name], combined(tape.uses[name])
-        if alone and weight.how is not None and not any(root in uses for root in weight.how.roots):
+        if alone and weight.how is not None and known.isdisjoint(weight.how.roots):
             carried: list[Part] = [Standardised(part, weight.how)]  # type: ignore[arg-type]
         else:
             carried = carried_back(tape, weight, part)
-        for root in carried:
-            uses.setdefault(root.names[0], []).append(root)
-    return uses
+        direct += carried
+        known.update(name for part in carried for name in part.names)
+    return direct
 
 
 def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:

@@ -1,14 +1,16 @@
 """Convolutions of any dimension, stride, padding, dilation and grouping, and transposed ones.
 
-Three exact ways to the per-unit gradient of a weight (out, in, k...), none of which holds an unfolded input:
+Four exact ways to the per-unit gradient of a weight (out, in, k...), or to its norm alone:
 
-* *grouped*: one call of torch's own weight gradient, with the rows of the batch posing as groups;
-* *shifted*: on flattened, padded images a kernel offset is an offset in memory, so each kernel element is
-  one batched matrix product of two views;
+* *shifted* (stride 1): on flattened, padded images a kernel offset is an offset in memory, so each kernel
+  element is one batched matrix product of two views. A stride that divides the kernel becomes stride 1 when
+  its s x s phases of the image pose as channels, and so does any stride of a 1 x 1 kernel;
+* *windows* (any stride): the input is unfolded for the time of one batched product;
+* *grouped* (everything else): one call of torch's own weight gradient, with rows posing as groups;
 * *pixel Gram*: only the norm. Two patches' inner product is a sum of pixels' inner products along the
   diagonal, so the Gram matrix of *pixels*, shifted and added, replaces that of patches.
 
-Which one: `factors_are_cheaper`, the same cost model that linear layers use.
+Gradients or their norm alone: `factors_are_cheaper` decides, with the cost model that linear layers use.
 """
 
 from __future__ import annotations
@@ -89,7 +91,6 @@ class Patches:
     x: Tensor  # (units, images, in, height, width)
     grad: Tensor  # (units, images, out, height, width)
     geometry: Geometry
-    along: Tensor | None = None  # <G_io, W_o>, (units, out), where it could be had for nothing
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -123,34 +124,73 @@ class Patches:
 
     def beside(self, other: Patches) -> Patches:
         x, grad = torch.cat([self.x, other.x], 1), torch.cat([self.grad, other.grad], 1)
-        along = None if self.along is None or other.along is None else self.along + other.along
-        return replace(self, x=x, grad=grad, along=along)
+        return replace(self, x=x, grad=grad)
 
-    def channel_sums(self) -> Tensor:
-        """The sum of each output channel's gradient: one thin convolution; (units, out)."""
-        geometry = replace(self.geometry, shape=(1, 1, *self.geometry.shape[2:]))
-        x = precise(self.x).sum(2).flatten(0, 1).unsqueeze(1)
-        patches = geometry.forward(x, x.new_ones(geometry.shape)).view(*self.grad.shape[:2], 1, -1)
-        return (precise(self.grad).flatten(3) @ patches.mT).squeeze(3).sum(1)
+    def scaled_square(self, scale: Tensor) -> Tensor:
+        """||scale_o G_io||^2, summed over output channels o."""
+        return replace(self, grad=precise(self.grad) * scale.view(-1, 1, 1)).square()
 
-    def channel_dots(self, weight: Tensor) -> Tensor:
-        """<G_io, weight_o>; (units, out)."""
-        moved = self.geometry.forward(self.x.flatten(0, 1), weight.to(self.x.dtype)).view(self.grad.shape)
-        return torch.linalg.vecdot(precise(moved).flatten(3), precise(self.grad).flatten(3)).sum(1)
 
-    def scaled_channels(self, scale: Tensor) -> Patches:
-        return replace(self, grad=self.grad * scale.to(self.grad.dtype).view(-1, 1, 1))
+@dataclass(frozen=True)
+class Taps:
+    """The gradients themselves, kernel element by kernel element.
+
+    Where ``phases`` is s > 1 the input's channels are s x s phases of an image, (in, s, s), and the kernel
+    element (i, j) stands for s x s elements from (i s, j s) on.
+    """
+
+    name: str
+    values: Tensor  # (high, wide, units, out, in)
+    phases: int = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def square(self) -> Tensor:
+        return torch.linalg.vector_norm(self.values.flatten(3), dim=3).square().sum((0, 1))
+
+    def scaled_square(self, scale: Tensor) -> Tensor:
+        """||scale_o G_io||^2, summed over output channels o."""
+        return torch.linalg.vector_norm(self.values, dim=4).square().sum((0, 1)) @ scale.square()
+
+    def dot(self, direction: Tree) -> Tensor:
+        (stack,) = self.dense().values()
+        return stack.flatten(1) @ direction[self.name].flatten().to(stack.dtype)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        taps = self.values.flatten(0, 1).flatten(2)  # (taps, units, out * in)
+        total = weights.to(taps.dtype).expand(len(taps), 1, -1) @ taps
+        total = total.view(*self.values.shape[:2], 1, *self.values.shape[3:])
+        return {self.name: self._kernels(total)[0].contiguous()}
+
+    def dense(self) -> Tree:
+        return {self.name: self._kernels(self.values)}
+
+    def erased(self, dead: Tensor) -> Taps:
+        return replace(self, values=self.values.masked_fill(dead.view(-1, 1, 1), 0))
+
+    @property
+    def kind(self) -> Hashable:
+        return Taps, self.phases, self.values.shape
+
+    def beside(self, other: Taps) -> Taps:
+        return replace(self, values=self.values + other.values)
+
+    def _kernels(self, values: Tensor) -> Tensor:
+        """(high, wide, units, out, in s s) -> (units, out, in, high s, wide s)."""
+        s = self.phases
+        split = values.unflatten(4, (-1, s, s)).permute(2, 3, 4, 0, 5, 1, 6)
+        return split.flatten(5, 6).flatten(3, 4)
 
 
 def patch_gram(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
     """<patch_s, patch_t> for all pairs of a unit's output positions; (units, positions, positions)."""
     units, images = x.shape[:2]
     if not geometry.has_unit_stride:
-        unfold = F.unfold(
-            x.flatten(0, 1), geometry.shape[2:], geometry.dilation, geometry.padding, geometry.stride
-        )
-        unfold = unfold.view(units, images, *unfold.shape[1:]).transpose(1, 2).flatten(2)
-        return unfold.mT @ unfold
+        patches = windows(x.flatten(0, 1), geometry, output)
+        patches = patches.view(units, images, *patches.shape[1:]).transpose(1, 2).flatten(2)
+        return patches.mT @ patches
     pixels = x.transpose(1, 2).flatten(2)
     gram = (pixels.mT @ pixels).view(units, *(images, *x.shape[3:]) * 2)
     if geometry.shape[2:] == (1, 1) and geometry.padding == (0, 0):
@@ -170,16 +210,39 @@ def _overlap(shift: int, length: int, output: int) -> tuple[slice, slice]:
     return slice(first, last), slice(first + shift, last + shift)
 
 
-def dense_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int) -> Dense:
+MANY = 8  # input channels from which on a product per kernel element is faster than unfolding
+
+
+def dense_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int) -> Dense | Taps:
     """The gradients themselves; ``images`` rows to a unit."""
     x, grad = precise(x), precise(grad)
-    if geometry.is_plain and geometry.has_unit_stride and x.shape[1] >= 8:
-        values, axes = shifted_gradients(x, grad, geometry), (2, 3, 0, 1)
-    else:
-        values, axes = grouped_gradients(x, grad, geometry), None
-    if images > 1:
-        values = values.view(-1, images, *values.shape[1:]).sum(1)
-    return Dense(name, values, axes)
+    if not geometry.is_plain:
+        values = grouped_gradients(x, grad, geometry)
+        return Dense(name, values.unflatten(0, (-1, images)).sum(1) if images > 1 else values)
+    x, unstrided, phases = with_unit_stride(x, geometry, grad.shape[2:])
+    if unstrided.has_unit_stride and x.shape[1] >= MANY:
+        values = shifted_gradients(x, grad, unstrided)
+        return Taps(name, values.unflatten(2, (-1, images)).sum(3) if images > 1 else values, phases)
+    values = (grad.flatten(2) @ windows(x, unstrided, grad.shape[2:]).mT).view(-1, *geometry.shape)
+    return Dense(name, values.unflatten(0, (-1, images)).sum(1) if images > 1 else values)
+
+
+def with_unit_stride(x: Tensor, geometry: Geometry, output: Sizes) -> tuple[Tensor, Geometry, int]:
+    """The same convolution with stride 1, where there is one: (input, geometry, phases)."""
+    (high, wide), s = geometry.shape[2:], geometry.stride[0]
+    if geometry.has_unit_stride or geometry.stride != (s, s) or geometry.dilation != (1, 1):
+        return x, geometry, 1
+    x = F.pad(x, (geometry.padding[1],) * 2 + (geometry.padding[0],) * 2) if any(geometry.padding) else x
+    if (high, wide) == (1, 1):
+        x = x[:, :, ::s, ::s]
+        return x, replace(geometry, stride=(1, 1), padding=(0, 0)), 1
+    if high % s or wide % s or x.shape[1] * s * s < MANY:
+        return x, replace(geometry, padding=(0, 0)), 1
+    tall, long = (size + k // s - 1 for size, k in zip(output, (high, wide), strict=True))
+    x = x[:, :, : tall * s, : long * s].unflatten(3, (long, s)).unflatten(2, (tall, s))
+    x = x.permute(0, 1, 3, 5, 2, 4).flatten(1, 3)
+    shape = (geometry.shape[0], x.shape[1], high // s, wide // s)
+    return x, replace(geometry, shape=shape, stride=(1, 1), padding=(0, 0)), s
 
 
 def grouped_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
@@ -191,23 +254,35 @@ def grouped_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     return geometry.weight_gradient(one_image(x), one_image(grad), groups=rows).view(rows, *geometry.shape)
 
 
+def windows(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
+    """The input unfolded, (rows, in x kernel, positions): one strided copy, faster than `F.unfold`."""
+    x = F.pad(x, (geometry.padding[1],) * 2 + (geometry.padding[0],) * 2).contiguous()
+    rows, channels, tall, wide = x.stride()
+    (down, right), (step, stride) = geometry.dilation, geometry.stride
+    view = x.as_strided(
+        (*x.shape[:2], *geometry.shape[2:], *output),
+        (rows, channels, tall * down, wide * right, tall * step, wide * stride),
+    )
+    return view.reshape(x.shape[0], math.prod(geometry.shape[1:]), -1)
+
+
 def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    """(rows, kernel height, kernel width, out, in), one batched product per kernel element.
+    """(kernel height, kernel width, rows, out, in), one batched product per kernel element.
 
     In a padded image with rows of length w, the pixel under kernel element (i, j) of output position t
     lies i w + j further on. The output's gradient gets the same row length, with zeros at the end.
     """
     (high, wide), (down, right) = geometry.shape[2:], geometry.dilation
-    x = F.pad(x, (geometry.padding[1],) * 2 + (geometry.padding[0],) * 2)
-    width, extra = x.shape[3], right * (wide - 1)
-    grad = F.pad(grad, (0, extra)).flatten(2)
+    x = F.pad(x, (geometry.padding[1],) * 2 + (geometry.padding[0],) * 2) if any(geometry.padding) else x
+    width, extra = x.shape[3], x.shape[3] - grad.shape[3]
+    grad = F.pad(grad, (0, extra)).flatten(2) if extra else grad.flatten(2)
     length = grad.shape[2] - extra
     grad, x = grad[:, :, :length], x.flatten(2)
-    values = x.new_empty(x.shape[0], high, wide, grad.shape[1], x.shape[1])
+    values = x.new_empty(high, wide, x.shape[0], grad.shape[1], x.shape[1])
     for i in range(high):
         for j in range(wide):
             start = i * down * width + j * right
-            torch.bmm(grad, x[:, :, start : start + length].mT, out=values[:, i, j])
+            torch.bmm(grad, x[:, :, start : start + length].mT, out=values[i, j])
     return values
 
 
@@ -226,8 +301,11 @@ def conv_parts(
 def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int) -> Part:
     """Factors or gradients, whichever is cheaper."""
     positions, inputs = grad[0, 0].numel() * images, math.prod(geometry.shape[1:])
-    gram_width = grad.shape[1] + (x.shape[1] if geometry.has_unit_stride else inputs) + 40
-    if geometry.is_plain and factors_are_cheaper(positions, inputs, grad.shape[1], gram_width):
+    # Adding up shifted Gram matrices costs some forty operations an entry; windows are copied either way,
+    # but only gradients save the weighted product that follows.
+    outputs = grad.shape[1]
+    gram_width = outputs + x.shape[1] + 40 if geometry.has_unit_stride else 2 * (outputs + inputs)
+    if geometry.is_plain and factors_are_cheaper(positions, inputs, outputs, gram_width):
         by_unit = lambda t: t.reshape(-1, images, *t.shape[1:])
         return Patches(name, by_unit(x), by_unit(grad), geometry)
     return dense_part(name, x, grad, geometry, images)
@@ -284,24 +362,15 @@ def _watched(
     x = x.detach()
 
     def keep(grad: Tensor) -> list[Part]:
-        parts = conv_parts(tape, x, grad, geometry, w, b)
-        if output is not None and isinstance(parts[0], Patches) and output._version == version:
-            parts[0] = replace(parts[0], along=_along(output, grad, bias, tape.views))
-        return parts
+        if output is not None and w is not None:
+            intact = output if output._version == version else None
+            w.how.observe(x, grad, geometry, (intact, bias))
+        return conv_parts(tape, x, grad, geometry, w, b)
 
     watched = tape.watch(y, keep)
-    # A weight that was made from parameters may need <G, W>, which the output gives away: sum y' (y - b).
-    output = watched.detach() if w is not None and w.how is not None else None
-    version = watched._version  # an in-place activation that follows would spoil it, and shows here
+    # Only a standardised weight wants the output; an in-place activation that follows shows in its version.
+    output, version = (watched.detach() if w is not None and w.how is not None else None), watched._version
     return watched
-
-
-def _along(output: Tensor, grad: Tensor, bias: Tensor | None, images: int) -> Tensor:
-    flat = precise(grad).flatten(2)
-    along = torch.linalg.vecdot(flat, precise(output).flatten(2))
-    if bias is not None:
-        along = along - flat.sum(2) * bias
-    return along.view(-1, images, along.shape[1]).sum(1)
 
 
 def _sizes(value: Any, dims: int) -> Sizes:

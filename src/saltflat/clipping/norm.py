@@ -23,27 +23,24 @@ def layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """z = (x - mean) / std over the last axes of each position."""
+    """z_t = (x_t - mean_t) / std_t over the last axes: sum y' z = sum_t (y'_t x_t) / std_t - y'_t mean_t / std_t."""
     y, mean, std_inverse = torch.native_layer_norm(x, list(normalized_shape), weight, bias, eps)
     mean, std_inverse = mean.detach(), std_inverse.detach()
     w, b = tape.weight(weight), tape.weight(bias)
     tail = len(normalized_shape)
 
     def keep(grad: Tensor) -> list[Part]:
-        grad = precise(grad)
+        by_position = lambda t: precise(t).reshape(tape.rows, -1, t.shape[-tail:].numel())
+        flat, of_x, shift, scale = map(by_position, (grad, x.detach(), mean, std_inverse))
         parts: list[Part] = []
         if w is not None:
-            z = (precise(x.detach()) - mean) * std_inverse
-            parts.append(tape.stack(w.name, _over_positions(tape, grad * z, tail)))
+            total = scale.mT @ (flat * of_x) - (scale * shift).mT @ flat
+            parts.append(tape.stack(w.name, total.view(-1, *weight.shape)))
         if b is not None:
-            parts.append(tape.stack(b.name, _over_positions(tape, grad, tail)))
+            parts.append(tape.stack(b.name, flat.sum(1).view(-1, *bias.shape)))
         return parts
 
     return tape.watch(y, keep)
-
-
-def _over_positions(tape: Tape, values: Tensor, tail: int) -> Tensor:
-    return values.reshape(tape.rows, -1, *values.shape[values.ndim - tail :]).sum(1)
 
 
 @rule(F.group_norm)

@@ -76,14 +76,10 @@ def square_rows(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dense:
-    """A plain stack of gradients, for parameters that are small or used at very many positions.
-
-    ``axes`` tells how the stored axes are permuted to the parameter's own (None: they agree already).
-    """
+    """A plain stack of gradients, for parameters that are small or used at very many positions."""
 
     name: str
-    values: Tensor  # (units, *stored shape)
-    axes: tuple[int, ...] | None = None
+    values: Tensor  # (units, *shape)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -93,42 +89,29 @@ class Dense:
         return square_rows(self.values)
 
     def dot(self, direction: Tree) -> Tensor:
-        return lines(self._stack()) @ direction[self.name].flatten().to(self.values.dtype)
+        return lines(self.values) @ direction[self.name].flatten().to(self.values.dtype)
 
     def weighted(self, weights: Tensor) -> Tree:
         total = weights.to(self.values.dtype) @ lines(self.values)
-        total = total.view(self.values.shape[1:])
-        return {self.name: total.permute(self.axes).contiguous() if self.axes else total}
+        return {self.name: total.view(self.values.shape[1:])}
 
     def dense(self) -> Tree:
-        return {self.name: self._stack()}
+        return {self.name: self.values}
 
     def erased(self, dead: Tensor) -> Dense:
         return replace(self, values=blank(self.values, dead))
 
     @property
     def kind(self) -> Hashable:
-        return Dense, self.axes
+        return Dense
 
     def beside(self, other: Dense) -> Dense:
         return replace(self, values=self.values + other.values)
 
-    def channel_sums(self) -> Tensor:
-        """The sum of each output channel's gradient; (units, out)."""
-        return self._stack().flatten(2).sum(2)
-
-    def channel_dots(self, weight: Tensor) -> Tensor:
-        """<G_io, weight_o>; (units, out)."""
-        return torch.einsum("uo...,o...->uo", self._stack(), weight.to(self.values.dtype))
-
-    def scaled_channels(self, scale: Tensor) -> Dense:
-        stack = self._stack()
-        return Dense(self.name, stack * scale.view(-1, *[1] * (stack.ndim - 2)))
-
-    def _stack(self) -> Tensor:
-        if self.axes is None:
-            return self.values
-        return self.values.permute(0, *(axis + 1 for axis in self.axes))
+    def scaled_square(self, scale: Tensor) -> Tensor:
+        """||scale_o G_io||^2, summed over output channels o, the parameter's first axis."""
+        norms = torch.linalg.vector_norm(self.values.flatten(2), dim=2)
+        return norms.square() @ scale.square()
 
 
 @dataclass(frozen=True)
@@ -157,8 +140,9 @@ class Outer:
         return pair_sum(self.a @ direction[self.name].to(self.a.dtype).mT, self.b)
 
     def weighted(self, weights: Tensor) -> Tree:
-        b = self.b * weights.to(self.b.dtype).view(-1, 1, 1)
-        return {self.name: b.flatten(0, 1).mT @ self.a.flatten(0, 1)}
+        a, b, c = self.a, self.b, weights.to(self.b.dtype).view(-1, 1, 1)
+        a, b = (a * c, b) if a.shape[2] < b.shape[2] else (a, b * c)  # the narrower one is scaled
+        return {self.name: b.flatten(0, 1).mT @ a.flatten(0, 1)}
 
     def dense(self) -> Tree:
         return {self.name: self.b.mT @ self.a}
@@ -259,7 +243,8 @@ class Tied:
         return Tied
 
     def beside(self, other: Tied) -> Part:
-        return combined([self.linear, self.table, other.linear, other.table])
+        linear, table = self.linear.beside(other.linear), self.table.beside(other.table)
+        return combined([linear, table])
 
 
 def pair_sum(x: Tensor, y: Tensor) -> Tensor:
@@ -287,29 +272,28 @@ def factors_are_cheaper(positions: int, inputs: int, outputs: int, gram_width: i
     return grams < gradients
 
 
-def combined(parts: list[Part]) -> Part:
-    """One part for all uses of one parameter, cross terms included.
+def laid(parts: list[Part], part: Part) -> list[Part]:
+    """One more use of a parameter, beside the one of its kind if there is one; so no kind is there twice."""
+    for other in parts:
+        if other.kind == part.kind:
+            rest = [p for p in parts if p is not other]
+            return laid(rest, other.beside(part))  # which may be of another kind: it takes its turn again
+    return [*parts, part]
 
-    Uses of one kind lie side by side as more positions; a table that is also a linear layer keeps both
-    factors; anything else is added up as plain gradients.
+
+def combined(parts: list[Part]) -> Part:
+    """One part for all uses of one parameter, cross terms included; ``parts`` are of different kinds.
+
+    A table that is also a linear layer keeps both factors; anything else is added up as plain gradients.
     """
-    groups: dict[Hashable, Part] = {}
-    waiting = list(parts)
-    while waiting:
-        part = waiting.pop(0)
-        known = groups.pop(part.kind, None)
-        if known is None:
-            groups[part.kind] = part
-        else:
-            waiting.append(known.beside(part))  # which may be of another kind: it takes its turn again
-    merged = list(groups.values())
-    if len(merged) == 1:
-        return merged[0]
-    linear, table = groups.get(Outer), groups.get(Rows)
-    if len(merged) == 2 and isinstance(linear, Outer) and isinstance(table, Rows):
+    if len(parts) == 1:
+        return parts[0]
+    by_kind = {part.kind: part for part in parts}
+    linear, table = by_kind.get(Outer), by_kind.get(Rows)
+    if len(parts) == 2 and isinstance(linear, Outer) and isinstance(table, Rows):
         return Tied(linear, table)
-    (name,) = merged[0].names
-    return Dense(name, torch.stack([part.dense()[name] for part in merged]).sum(0))
+    (name,) = parts[0].names
+    return Dense(name, torch.stack([part.dense()[name] for part in parts]).sum(0))
 
 
 def _added(a: Tree, b: Tree) -> Tree:

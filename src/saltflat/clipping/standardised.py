@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from saltflat.clipping.conv import Patches
-from saltflat.clipping.parts import Dense, Part
+from saltflat.clipping.conv import Geometry, Patches, Taps
+from saltflat.clipping.parts import Dense, Part, precise
 from saltflat.clipping.tape import DERIVATIONS, Tape, rule
 from saltflat.core.tree import Tree
 
@@ -49,9 +49,12 @@ def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
     return centred, centred.square().sum(axes, keepdim=True)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Standardisation:
-    """How a standardised weight came about: enough to carry gradients back through it."""
+    """How a standardised weight came about, and two sums over its uses that its gradients' norm needs.
+
+    ``sums`` is the sum of G_io's entries, ``along`` is <u_o, G_io>; both (units, channels).
+    """
 
     weight: str | None
     gain: str | None
@@ -59,6 +62,39 @@ class Standardisation:
     slope: Tensor  # s, per output channel
     clamped: Tensor  # whether 1e-4 stands for n, per output channel
     gain_value: Tensor | None
+    images: int  # rows of the batch to a unit
+    sums: Tensor | float = 0.0
+    along: Tensor | float = 0.0
+
+    def observe(
+        self, x: Tensor, grad: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
+    ) -> None:
+        """Take note of one use: its input, the gradient at its output, the output (if intact) and its bias.
+
+        sum_t y'_ot (y_ot - b_o) = gain_o <u_o, G_io>: the output knows the second sum already, and a thin
+        convolution with ones gives the first.
+        """
+        flat = precise(grad).flatten(2)
+        ones = replace(geometry, shape=(1, 1, *geometry.shape[2:]), groups=1)
+        totals = precise(x).sum(1, keepdim=True)
+        totals = ones.forward(totals, totals.new_ones(ones.shape)).flatten(2)
+        self.sums = self.sums + self._by_unit((flat @ totals.mT).squeeze(2))
+        self.along = self.along + self._by_unit(self._seen(x, flat, geometry, output))
+
+    def _seen(
+        self, x: Tensor, flat: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
+    ) -> Tensor:
+        y, bias = output
+        off = self.gain_value is not None and bool((self.gain_value == 0).any())
+        if y is None or off:  # spoilt by an in-place activation, or it says nothing of a channel switched off
+            return torch.linalg.vecdot(flat, precise(geometry.forward(x, self.unit.to(x.dtype))).flatten(2))
+        along = torch.linalg.vecdot(flat, precise(y).flatten(2))
+        if bias is not None:
+            along = along - flat.sum(2) * bias
+        return along if self.gain_value is None else along / self.gain_value
+
+    def _by_unit(self, rows: Tensor) -> Tensor:
+        return rows.view(-1, self.images, rows.shape[1]).sum(1)
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -77,32 +113,21 @@ class Standardisation:
             tree[self.gain] = along.flatten(-self.unit.ndim)
         return tree
 
-    def square(self, part: Dense | Patches) -> Tensor:
+    def square(self, part: Dense | Patches | Taps) -> Tensor:
         """||back(G_i)||^2 for every unit."""
-        total, along = part.channel_sums(), self._along(part)
-        projected = total.square() / self.unit[0].numel() + torch.where(self.clamped, 0, along.square())
-        square = part.scaled_channels(self.slope).square() - projected @ self.slope.square()
+        sums, along = torch.as_tensor(self.sums), torch.as_tensor(self.along)
+        projected = sums.square() / self.unit[0].numel() + torch.where(self.clamped, 0, along.square())
+        square = part.scaled_square(self.slope) - projected @ self.slope.square()
         if self.weight is None:
             square = torch.zeros_like(square)
         return square + along.square().sum(1) if self.gain is not None else square
-
-    def _along(self, part: Dense | Patches) -> Tensor:
-        """<u_o, G_io>; (units, channels)."""
-        known = part.along if isinstance(part, Patches) else None
-        if known is None:
-            return part.channel_dots(self.unit)
-        if self.gain_value is None:
-            return known
-        if bool((self.gain_value == 0).any()):  # the output tells nothing about a channel that is switched off
-            return part.channel_dots(self.unit)
-        return known / self.gain_value
 
 
 @dataclass(frozen=True)
 class Standardised:
     """The gradients at a standardised weight's own parameters."""
 
-    part: Dense | Patches
+    part: Dense | Patches | Taps
     how: Standardisation
 
     @property
@@ -146,6 +171,12 @@ def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) ->
     slope = (1 / root).flatten() if gain is None else gain / root.flatten()
     roots = all(x is None or x.name in tape.roots for x in (w, g))
     how = Standardisation(
-        w.name if w else None, g.name if g else None, centred / root, slope, square.flatten() < FLOOR, gain
+        weight=w.name if w else None,
+        gain=g.name if g else None,
+        unit=centred / root,
+        slope=slope,
+        clamped=square.flatten() < FLOOR,
+        gain_value=gain,
+        images=tape.views,
     )
     return tape.share(traced, how=how if roots else None)

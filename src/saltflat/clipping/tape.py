@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from saltflat.clipping.parts import Dense, Part, precise
+from saltflat.clipping.parts import Dense, Part, laid, precise
 from saltflat.core.tree import Tree
 from saltflat.errors import ModelError
 
@@ -200,11 +200,8 @@ class Tape(TorchFunctionMode):
 
     def _store(self, parts: Iterable[Part]) -> None:
         for part in parts:
-            known = self.uses.setdefault(part.names[0], [])
-            if known and isinstance(part, Dense) and known[-1].kind == part.kind:
-                known[-1] = known[-1].beside(part)  # plain gradients are added at once, not hoarded
-            else:
-                known.append(part)
+            name = part.names[0]
+            self.uses[name] = laid(self.uses.get(name, []), part)
 
     def _derive(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if not any(id(t) in self._weights for t in tensors):

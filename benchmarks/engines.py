@@ -1,0 +1,117 @@
+"""Ways to take one training step: plain SGD, the modes of Opacus, and saltflat's own.
+
+An engine is a function ``build(model, batch) -> step``; calling ``step`` takes one step on that batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from cases import Batch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Step = Callable[[], None]
+Build = Callable[[nn.Module, Batch], Step]
+
+CLIP_NORM = 1.0
+NOISE_MULTIPLIER = 1.0
+SALTFLAT = ("saltflat", "saltflat-sat", "saltflat-sam")
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over units; a unit's own loss is the mean over its tokens, if it has any."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """The update rule that every engine uses."""
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def sgd(model: nn.Module, batch: Batch) -> Step:
+    """Plain training, without privacy: the yardstick."""
+    inputs, targets = batch
+    optimizer = optimizer_of(model)
+
+    def step() -> None:
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def _private(model: nn.Module, batch: Batch, *, mode: str) -> tuple:
+    """What Opacus returns: model, optimizer, criterion (for ghost clipping only), loader."""
+    from opacus import PrivacyEngine
+    from opacus.validators import ModuleValidator
+    from torch.utils.data import DataLoader, TensorDataset
+
+    fixed = ModuleValidator.fix(model)  # nn.LSTM becomes DPLSTM, as Opacus asks
+    return PrivacyEngine().make_private(
+        module=fixed.train(),
+        optimizer=optimizer_of(fixed),
+        data_loader=DataLoader(TensorDataset(*batch), batch_size=len(batch[0])),
+        criterion=nn.CrossEntropyLoss(),
+        noise_multiplier=NOISE_MULTIPLIER,
+        max_grad_norm=CLIP_NORM,
+        poisson_sampling=False,
+        grad_sample_mode=mode,
+    )
+
+
+def opacus(model: nn.Module, batch: Batch, *, mode: str) -> Step:
+    """Opacus with per-example gradients in memory: hooks, functorch or ew (expanded weights)."""
+    inputs, targets = batch
+    private, optimizer, _ = _private(model, batch, mode=mode)
+
+    def step() -> None:
+        cross_entropy(private(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def opacus_ghost(model: nn.Module, batch: Batch) -> Step:
+    """Opacus's ghost clipping: its criterion runs both backward passes."""
+    inputs, targets = batch
+    private, optimizer, criterion, _ = _private(model, batch, mode="ghost")
+
+    def step() -> None:
+        logits = private(inputs)
+        # the shape tells the criterion which tokens belong to one unit
+        criterion(logits.flatten(0, -2), targets.flatten(), shape=logits.shape).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+ENGINES: dict[str, Build] = {
+    "sgd": sgd,
+    "opacus-hooks": partial(opacus, mode="hooks"),
+    "opacus-functorch": partial(opacus, mode="functorch"),
+    "opacus-ew": partial(opacus, mode="ew"),
+    "opacus-ghost": opacus_ghost,
+}
+NAMES = (*ENGINES, *SALTFLAT)
+
+
+def engine(name: str) -> Build:
+    """The engine called ``name``; saltflat's are in the file ``saltflat_engine.py`` beside this one."""
+    if name in ENGINES:
+        return ENGINES[name]
+    return import_module("saltflat_engine").ENGINES[name]
+
+
+def missing(name: str) -> str:
+    """Why the engine cannot be tried at all, or nothing."""
+    if name in SALTFLAT and not (Path(__file__).parent / "saltflat_engine.py").exists():
+        return "skipped: there is no benchmarks/saltflat_engine.py"
+    return ""

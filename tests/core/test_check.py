@@ -1,0 +1,181 @@
+"""A5: units never mix. BatchNorm is refused by name, everything else by its behaviour."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from steps import CRITERION, examples, network, point_of
+from torch import Tensor, nn
+
+from saltflat import TensorUnits, check_model, per_example, supervised, without_batchnorm
+from saltflat.core import check
+from saltflat.core.check import check_step
+from saltflat.errors import ModelError
+
+
+class OwnBatchNorm(nn.BatchNorm1d):
+    pass
+
+
+def frozen_batchnorm() -> nn.Module:
+    layer = nn.BatchNorm1d(8).eval()
+    layer.requires_grad_(False)
+    return layer
+
+
+VARIANTS = {
+    "plain": lambda: nn.BatchNorm1d(8),
+    "no affine": lambda: nn.BatchNorm1d(8, affine=False),
+    "frozen": frozen_batchnorm,
+    "subclass": lambda: OwnBatchNorm(8),
+    "no statistics": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+    "synchronised": lambda: nn.SyncBatchNorm(8),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_batchnorm_is_refused(variant: str) -> None:
+    with pytest.raises(ModelError, match="without_batchnorm"):
+        check_model(nn.Sequential(nn.Linear(4, 8), VARIANTS[variant]()))
+
+
+def test_running_instance_norm_is_refused() -> None:
+    with pytest.raises(ModelError, match="track_running_stats=False"):
+        check_model(nn.InstanceNorm2d(4, track_running_stats=True))
+
+
+def test_conversion() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.Sequential(nn.BatchNorm2d(12, affine=False)))
+    with torch.no_grad():
+        model[1].weight.uniform_()
+    fixed = without_batchnorm(model, groups=8)
+    check_model(fixed)
+    assert isinstance(model[1], nn.BatchNorm2d)  # the original is left alone
+    assert fixed[1].num_groups == 6
+    assert torch.equal(fixed[1].weight, model[1].weight)
+    assert not fixed[2][0].affine
+    assert fixed(torch.randn(2, 3, 5, 5)).shape == (2, 12, 3, 3)
+    assert isinstance(without_batchnorm(nn.BatchNorm1d(7)), nn.GroupNorm)
+
+
+class Mixing(nn.Module):
+    """Batch statistics by hand, no BatchNorm in sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        return x - x.mean(0)
+
+
+class Remembering(nn.Module):
+    """A buffer that follows the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3).double()
+        self.register_buffer("seen", torch.zeros(4, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add_(x.detach().mean(0))
+        return self.linear(x)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.ReLU(), nn.Linear(16, 3)).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+def try_step(model: nn.Module, loss=supervised(CRITERION), data=None) -> None:
+    units = TensorUnits(data or examples())
+    check_step(per_example(model, loss), point_of(model), units.take, units.count)
+
+
+@pytest.mark.parametrize("model", [network(), Dropping()])
+def test_sound_models_pass(model: nn.Module) -> None:
+    before = copy.deepcopy(model.state_dict())
+    try_step(model)
+    assert all(torch.equal(before[n], p) for n, p in model.state_dict().items())
+
+
+def test_hand_made_batch_statistics_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"mixes|match plain"):
+        try_step(Mixing())
+
+
+def test_contrastive_losses_are_refused() -> None:
+    def contrastive(predict, batch) -> Tensor:
+        z = F.normalize(predict(batch[0]), dim=1)
+        return F.cross_entropy(z @ z.mT, torch.arange(len(z)), reduction="none")
+
+    with pytest.raises(ModelError):
+        try_step(network(), contrastive)
+
+
+def test_changing_buffers_are_refused() -> None:
+    with pytest.raises(ModelError, match="buffer 'seen'"):
+        try_step(Remembering())
+
+
+def test_losses_over_the_batch_are_refused() -> None:
+    with pytest.raises(ModelError, match="reduction='none'"):
+        try_step(network(), supervised(nn.CrossEntropyLoss()))
+
+
+def test_time_first_recurrent_models_are_refused() -> None:
+    class TimeFirst(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x.transpose(0, 1)).mean(0)
+
+    for time in (2, 3, 5):  # two and three are as long as the batches that are tried
+        x = torch.randn(6, time, 2, dtype=torch.float64)
+        with pytest.raises(ModelError, match="first axis"):
+            try_step(TimeFirst(), data=(x, torch.zeros(6, dtype=torch.long)))
+
+
+def test_a_loss_that_always_fails_shows_its_error() -> None:
+    def broken(predict, batch) -> Tensor:
+        raise KeyError("labels")
+
+    with pytest.raises(ModelError, match="labels"):
+        try_step(network(), broken)
+
+
+def test_a_hostile_first_record_does_not_stop_training() -> None:
+    x, y = examples()
+    y[0] = 99
+    try_step(network(), data=(x, y))
+
+
+def test_others_are_bit_identical_when_one_changes() -> None:
+    model, (x, y) = network(), examples()
+    contribution = per_example(model, supervised(CRITERION))
+    before = contribution([point_of(model)], [1.0], (x, y)).norms()
+    x = x.clone()
+    x[4] = 100.0
+    after = contribution([point_of(model)], [1.0], (x, y)).norms()
+    others = torch.arange(12) != 4
+    assert torch.equal(before[others], after[others])
+    assert before[4] != after[4]
+
+
+def test_mutant_affine_free_batchnorm_allowed_is_still_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the name check to let BatchNorm(affine=False) through, its behaviour would give it away."""
+    monkeypatch.setattr(check, "_BatchNorm", type(None))
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)).double()
+    check_model(model)
+    with pytest.raises(ModelError):
+        try_step(model)

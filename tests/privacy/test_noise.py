@@ -1,0 +1,386 @@
+"""B1 to B3: the noise has the right scale and shape and is never used twice; each test catches its mutant."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from saltflat.core.tree import Tree
+from saltflat.errors import ModelError, SettingError
+from saltflat.privacy import noise as module
+from saltflat.privacy.noise import (
+    DiscreteNoise,
+    Noise,
+    SecureNoise,
+    SeededNoise,
+    discrete_gaussian,
+    grid_sensitivity,
+    round_to_grid,
+)
+
+SOURCES = [SecureNoise(), SeededNoise(3), DiscreteNoise(1 << 12)]
+
+
+def draws(source: Noise, n: int = 1_000_000, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """n draws in float64, cut from leaves of uneven size."""
+    sizes = [n // 3, n // 2, n - n // 3 - n // 2]
+    tree = source.normal({str(i): torch.empty(size, dtype=dtype) for i, size in enumerate(sizes)})
+    return torch.cat(list(tree.values())).double()
+
+
+class Scaled:
+    """The mutant whose noise is a little too small."""
+
+    private = True
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def normal(self, like: Tree) -> Tree:
+        return {name: x * self.factor for name, x in SecureNoise().normal(like).items()}
+
+
+class Uniform:
+    """The mutant with the right variance and the wrong shape."""
+
+    private = True
+
+    def normal(self, like: Tree) -> Tree:
+        return {name: (torch.rand(x.shape) - 0.5) * math.sqrt(12) for name, x in like.items()}
+
+
+# B1: scale
+
+
+def variance_is_right(x: torch.Tensor) -> bool:
+    """Within 0.71 % of 1: five standard deviations of the variance of 1e6 Gaussians."""
+    return abs(float((x * x).mean()) - 1) < 0.0071
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_b1_variance(source: Noise, dtype: torch.dtype) -> None:
+    x = draws(source, dtype=dtype)
+    assert variance_is_right(x)
+    assert abs(float(x.mean())) < 5.5e-3
+
+
+def test_b1_catches_one_percent_less_noise() -> None:
+    assert not variance_is_right(draws(Scaled(0.99)))
+
+
+# B2: shape
+
+
+def looks_normal(x: torch.Tensor) -> bool:
+    return bool(stats.kstest(x.numpy(), "norm").pvalue > 1e-6)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_b2_normality(source: Noise, dtype: torch.dtype) -> None:
+    assert looks_normal(draws(source, dtype=dtype))
+
+
+@pytest.mark.parametrize("mutant", [Scaled(1.02), Uniform()], ids=["1.02 sigma", "uniform"])
+def test_b2_catches(mutant: Noise) -> None:
+    assert not looks_normal(draws(mutant))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_tails_have_the_right_mass(dtype: torch.dtype) -> None:
+    x = draws(SecureNoise(), n=4_000_000, dtype=dtype).abs()
+    for threshold in (3.0, 3.5, 4.0, 4.5):
+        expected = len(x) * 2 * stats.norm.sf(threshold)
+        assert abs(int((x > threshold).sum()) - expected) < 6 * math.sqrt(expected)
+
+
+# the transform, word by word
+
+
+def exact_pair(high: int, low: int, angle: int) -> tuple[float, float]:
+    """The pair that these 24 + 31 + 32 bits stand for, in 53-bit arithmetic that does not cancel."""
+    numerator = (high << 32) + 2 * low + 1  # u = numerator / 2^56
+    gap = 2**56 - numerator
+    log_u = math.log(numerator) - 56 * math.log(2) if numerator < 2**55 else math.log1p(-gap / 2**56)
+    t = (angle + 0.5) * math.pi / 2**31
+    return math.sqrt(-2 * log_u) * math.cos(t), math.sqrt(-2 * log_u) * math.sin(t)
+
+
+def single(words: np.ndarray) -> np.ndarray:
+    """The module's pairs for (3, n) words."""
+    n = words.shape[1]
+    out, scratch = torch.empty(2, n), torch.empty(3, n)
+    module._box_muller_single(torch.from_numpy(words.astype(np.int32)), out, scratch)
+    return out.double().numpy()
+
+
+def test_float32_pairs_equal_exact_arithmetic() -> None:
+    rng = np.random.default_rng(0)
+    edges = np.array([0, 1, 2, 2**23, 2**24 - 2, 2**24 - 1])
+    high = np.concatenate([rng.integers(0, 2**24, 2000), np.repeat(edges, 50)])
+    low = np.concatenate([rng.integers(0, 2**31, 2250), np.resize([0, 1, 2**30, 2**31 - 1], 50)])
+    angle = rng.integers(-(2**31), 2**31, 2300)
+    got = single(np.stack([high, low, angle]))
+    want = np.array([exact_pair(*map(int, word)) for word in zip(high, low, angle, strict=True)]).T
+    assert np.isfinite(got).all()
+    assert (np.abs(got - want) <= 1e-6 * np.hypot(*want) + 1e-7).all()
+
+
+def test_the_tail_ends_where_documented_and_the_radius_has_no_holes_at_zero() -> None:
+    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    longest = single(np.stack([zero, zero, zero]))
+    assert np.hypot(*longest)[0] == pytest.approx(math.sqrt(2 * 56 * math.log(2)), rel=1e-6)
+    low = np.linspace(0, 2**31 - 1, 1000).astype(np.int64)
+    near = single(np.stack([(2**24 - 1) * np.ones_like(low), low, np.zeros_like(low)]))
+    assert len(np.unique(np.hypot(*near))) > 990  # plain float32 has two radii here
+    assert np.isfinite(single(np.stack([(2**24 - 1) * one, (2**31 - 1) * one, zero]))).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 2 * module._PAIRS + 3])
+def test_the_stream_is_aes_in_counter_mode(size: int) -> None:
+    """An independent reading of the key stream gives the same Gaussians, over the end of a chunk too."""
+    key = bytes(range(32))
+    got = module._normal(key, {"w": torch.empty(size)})["w"]
+    stream = module.Cipher(module.algorithms.AES(key), module.modes.CTR(bytes(16))).encryptor()
+    want = []
+    for start in range(0, size, 2 * module._PAIRS):
+        n = (min(2 * module._PAIRS, size + size % 2 - start)) // 2
+        words = np.frombuffer(stream.update(bytes(12 * n)), np.int32).reshape(3, n).astype(np.int64)
+        words[0] &= 0xFFFFFF
+        words[1] &= 0x7FFFFFFF
+        want += [single(words)[:, :n].reshape(-1)]
+    assert np.allclose(got.numpy(), np.concatenate([*want, np.zeros(0)])[:size], atol=1e-6)
+
+
+# B3: independence
+
+
+def repeats(trees: list[Tree]) -> int:
+    """How many 64-bit blocks occur twice in all leaves together."""
+    leaves = [leaf.flatten() for tree in trees for leaf in tree.values()]
+    blocks = torch.cat([leaf[: len(leaf) // 2 * 2].view(torch.int64) for leaf in leaves])
+    return len(blocks) - len(torch.unique(blocks))
+
+
+LIKE = {"weight": torch.empty(300, 100), "bias": torch.empty(2000)}
+
+
+def in_a_fork(source: Noise) -> Tree:
+    """LIKE's noise, drawn by a forked child."""
+    receive, send = os.pipe()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        tree = source.normal(LIKE)
+        with os.fdopen(send, "wb") as pipe:
+            pipe.write(b"".join(x.numpy().tobytes() for x in tree.values()))
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as pipe:
+        data = np.frombuffer(pipe.read(), np.float32).copy()
+    os.waitpid(child, 0)
+    return {"all": torch.from_numpy(data)}
+
+
+def test_b3_no_block_twice_over_steps_parameters_and_forks() -> None:
+    source = SecureNoise()
+    trees = [source.normal(LIKE) for _ in range(4)] + [in_a_fork(source) for _ in range(3)]
+    trees += [SecureNoise().normal(LIKE)]
+    assert sum(leaf.numel() for tree in trees for leaf in tree.values()) == 8 * 32_000
+    assert repeats(trees) == 0
+
+
+def test_b3_catches_a_key_that_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_fresh_key", lambda: bytes(32))
+    assert repeats([SecureNoise().normal(LIKE) for _ in range(2)]) > 10_000
+
+
+def test_b3_catches_a_key_inherited_by_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = os.urandom(32)
+    monkeypatch.setattr(module, "_fresh_key", lambda: kept)
+    assert repeats([in_a_fork(SecureNoise()) for _ in range(2)]) > 10_000
+
+
+def test_b3_catches_a_seed_restored_on_resume() -> None:
+    assert repeats([SeededNoise(1).normal(LIKE), SeededNoise(1).normal(LIKE)]) > 10_000
+
+
+def test_b3_float64_and_float32_leaves_do_not_share_a_stream() -> None:
+    like = {"a": torch.empty(5000), "b": torch.empty(5000, dtype=torch.float64)}
+    tree = SeededNoise(0).normal(like)
+    assert abs(correlation(tree["a"].double(), tree["b"])) < 5.5 / math.sqrt(5000)
+
+
+def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(torch.corrcoef(torch.stack([a, b]))[0, 1])
+
+
+def test_b3_correlations() -> None:
+    """Between steps, between leaves, between the two of a pair and at short lags; squares too."""
+    n = 1_000_000
+    like = {"a": torch.empty(n), "b": torch.empty(n)}
+    one, two = (SecureNoise().normal(like) for _ in range(2))
+    a, b, c = one["a"].double(), one["b"].double(), two["a"].double()
+    half = module._PAIRS
+    pairs = [(a, b), (a, c), (a[1:], a[:-1]), (a[2:], a[:-2]), (a[half:], a[:-half])]
+    for x, y in pairs:
+        bound = 5.5 / math.sqrt(len(x))
+        assert abs(correlation(x, y)) < bound
+        assert abs(correlation(x * x, y * y)) < bound
+
+
+def test_b3_catches_a_shared_radius() -> None:
+    """The mutant that uses one radius for two pairs has correlated squares."""
+    radius = torch.randn(1_000_000).abs().double()
+    x, y = radius * torch.randn_like(radius), radius * torch.randn_like(radius)
+    assert abs(correlation(x * x, y * y)) > 5.5 / math.sqrt(len(x))
+
+
+# sources
+
+
+def test_leaves_have_the_shapes_and_dtypes_of_like() -> None:
+    like = {
+        "scalar": torch.zeros(()),
+        "none": torch.zeros(0, 4),
+        "half": torch.zeros(3, dtype=torch.float16),
+        "brain": torch.zeros(2, 2, dtype=torch.bfloat16),
+        "double": torch.zeros(5, dtype=torch.float64),
+        "turned": torch.zeros(4, 6).t(),
+    }
+    for source in SOURCES:
+        tree = source.normal(like)
+        assert list(tree) == list(like)
+        for name, leaf in tree.items():
+            assert (leaf.shape, leaf.dtype, leaf.device) == (
+                like[name].shape,
+                like[name].dtype,
+                like[name].device,
+            )
+            assert not leaf.requires_grad
+    assert SecureNoise().normal({}) == {}
+
+
+def test_noise_refuses_what_is_not_real_and_floating() -> None:
+    for dtype in (torch.int64, torch.complex64, torch.bool):
+        with pytest.raises(ModelError, match="leaf 'w'"):
+            SecureNoise().normal({"w": torch.zeros(2, dtype=dtype)})
+
+
+def test_a_seed_repeats_its_sequence_whatever_the_number_of_threads() -> None:
+    like = {"w": torch.empty(300_001)}
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        first = [source.normal(like)["w"] for source in [SeededNoise(5)] for _ in range(2)]
+        torch.set_num_threads(2)
+        second = [source.normal(like)["w"] for source in [SeededNoise(5)] for _ in range(2)]
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.allclose(first[0], second[0], atol=1e-6)
+    assert torch.allclose(first[1], second[1], atol=1e-6)
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], SeededNoise(6).normal(like)["w"])
+
+
+def test_only_seeded_noise_is_stamped() -> None:
+    assert [(s.private, s.stamp) for s in SOURCES] == [(True, ""), (False, "NOT PRIVATE: seeded"), (True, "")]
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None, True])
+def test_a_seed_is_a_whole_number(seed: object) -> None:
+    with pytest.raises(SettingError, match="seed="):
+        SeededNoise(seed)  # type: ignore[arg-type]
+
+
+def test_a_secure_source_holds_no_state() -> None:
+    source = SecureNoise()
+    source.normal(LIKE)
+    assert vars(source) == {}
+
+
+# the exact sampler
+
+
+def fits_discrete_gaussian(sample: np.ndarray, scale: int) -> bool:
+    """Chi-square against the exact probabilities, cells with fewer than ten expected draws pooled."""
+    k = np.arange(-12 * scale, 12 * scale + 1)
+    expected = np.exp(-(k**2) / (2 * scale**2))
+    expected *= len(sample) / expected.sum()
+    common = expected >= 10
+    counts = Counter(sample.tolist())
+    seen = np.array([counts[int(v)] for v in k[common]], float)
+    seen, want = (
+        np.append(seen, len(sample) - seen.sum()),
+        np.append(expected[common], expected[~common].sum()),
+    )
+    return bool(stats.chisquare(seen, want * seen.sum() / want.sum()).pvalue > 1e-6)
+
+
+@pytest.mark.parametrize("scale", [1, 2, 7])
+def test_discrete_gaussian_has_the_exact_probabilities(scale: int) -> None:
+    sample = discrete_gaussian(200_000, scale=scale)
+    assert fits_discrete_gaussian(sample, scale)
+    assert not fits_discrete_gaussian(
+        np.rint(np.random.default_rng(0).normal(0, scale * 0.9, 200_000)), scale
+    )
+
+
+def test_discrete_gaussian_catches_a_wrong_coin(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = module._bernoulli_exp
+    monkeypatch.setattr(module, "_bernoulli_exp", lambda x, y: right(x, y) | (x == 1))
+    assert not fits_discrete_gaussian(discrete_gaussian(200_000, scale=2), 2)
+
+
+@pytest.mark.parametrize(("x", "y"), [(0, 5), (3, 5), (5, 5), (12, 5)])
+def test_the_coin_has_probability_exp(x: int, y: int) -> None:
+    n = 200_000
+    share = module._bernoulli_exp(np.full(n, x), y).mean()
+    p = math.exp(-x / y)
+    assert abs(share - p) <= 5.5 * math.sqrt(p * (1 - p) / n)
+
+
+def test_whole_numbers_below_a_bound_are_uniform() -> None:
+    sample = module._below(np.full(60_000, 6))
+    assert stats.chisquare(np.bincount(sample, minlength=6)).pvalue > 1e-6
+    assert discrete_gaussian((0, 3), scale=4).shape == (0, 3)
+
+
+@pytest.mark.parametrize("scale", [0, -1, 1.5, math.nan, True, (1 << 20) + 1])
+def test_a_scale_is_a_whole_number_in_range(scale: object) -> None:
+    with pytest.raises(SettingError, match="whole number"):
+        discrete_gaussian(3, scale=scale)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match="resolution="):
+        DiscreteNoise(scale)  # type: ignore[arg-type]
+
+
+def test_the_largest_scale_does_not_overflow() -> None:
+    sample = discrete_gaussian(20_000, scale=1 << 20) / (1 << 20)
+    assert looks_normal(torch.from_numpy(sample))
+
+
+def test_the_discrete_mechanism_stays_on_its_grid_and_its_sensitivity_is_bounded() -> None:
+    torch.manual_seed(0)
+    spacing, size = 2.0**-10, 400
+    a = {"w": torch.randn(size, dtype=torch.float64)}
+    step = torch.randn(size, dtype=torch.float64)
+    b = {"w": a["w"] + step / step.norm()}
+    rounded = [round_to_grid(tree, spacing)["w"] for tree in (a, b)]
+    assert float((rounded[0] - rounded[1]).norm()) <= grid_sensitivity(1.0, spacing=spacing, size=size)
+    released = (rounded[0] + DiscreteNoise(1 << 10).normal(a)["w"]) / spacing
+    assert torch.equal(released, released.round())
+
+
+@pytest.mark.parametrize("spacing", [0.0, -1.0, math.nan, math.inf])
+def test_a_spacing_is_finite_and_positive(spacing: float) -> None:
+    with pytest.raises(SettingError, match="spacing="):
+        round_to_grid({"w": torch.zeros(1)}, spacing)
+    with pytest.raises(SettingError, match="spacing="):
+        grid_sensitivity(1.0, spacing, 3)

@@ -1,0 +1,71 @@
+"""The layer rule of docs/architecture.md, read from the imports."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "saltflat"
+STEP = ["core.tree", "core.sampling", "core.mechanism", "core.frame", "core.ask", "core.optim", "core.plan", "core.train"]
+ONLY = {
+    "clipping": {"core.tree", "errors", "clipping"},
+    "methods": {"core.tree", "core.frame", "errors", "methods"},
+    "landscape": {"core.tree", "errors", "landscape"},
+    "synthesis": {"core.tree", "errors", "synthesis"},
+    "privacy": {"core.tree", "errors", "privacy"},
+}
+
+
+def imports(path: Path) -> set[str]:
+    """The saltflat modules that a file imports, as "core.tree"."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("saltflat."):
+            module = node.module.removeprefix("saltflat.")
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            found |= {name for name in inner if (SOURCE / (name.replace(".", "/") + ".py")).exists()} or {module}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.removeprefix("saltflat.") for a in node.names if a.name.startswith("saltflat.")}
+    return found
+
+
+def files(room: str = "") -> list[Path]:
+    return sorted((SOURCE / room).rglob("*.py"))
+
+
+@pytest.mark.parametrize("room", [room for room in ONLY if (SOURCE / room).exists()])
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    for path in files(room):
+        for module in imports(path):
+            assert any(module == ok or module.startswith(ok + ".") for ok in ONLY[room]), f"{path.name}: {module}"
+
+
+def test_the_step_is_built_in_the_order_that_data_passes_through_it() -> None:
+    for place, module in enumerate(STEP):
+        later = set(STEP[place + 1 :])
+        assert not imports(SOURCE / (module.replace(".", "/") + ".py")) & later, module
+
+
+def test_nothing_imports_the_command_line() -> None:
+    for path in files():
+        if "cli" not in path.relative_to(SOURCE).parts:
+            assert not any(module == "cli" or module.startswith("cli.") for module in imports(path)), path
+
+
+def test_the_command_line_starts_without_torch() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, saltflat.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_public_name_exists() -> None:
+    import saltflat
+
+    assert all(getattr(saltflat, name) is not None for name in saltflat.__all__)
+    assert set(saltflat._HOME_OF) == set(saltflat.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'sgd'"):
+        _ = saltflat.sgd
