@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 import torch
@@ -196,11 +197,10 @@ def patch_gram(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
     if geometry.shape[2:] == (1, 1) and geometry.padding == (0, 0):
         return gram.flatten(4).flatten(1, 3)
     total = gram.new_zeros(units, *(images, *output) * 2)
-    for i in range(geometry.shape[2]):
-        for j in range(geometry.shape[3]):
-            at, rows = _overlap(i * geometry.dilation[0] - geometry.padding[0], x.shape[3], output[0])
-            to, columns = _overlap(j * geometry.dilation[1] - geometry.padding[1], x.shape[4], output[1])
-            total[:, :, at, to, :, at, to] += gram[:, :, rows, columns, :, rows, columns]
+    for i, j in product(*map(range, geometry.shape[2:])):
+        at, rows = _overlap(i * geometry.dilation[0] - geometry.padding[0], x.shape[3], output[0])
+        to, columns = _overlap(j * geometry.dilation[1] - geometry.padding[1], x.shape[4], output[1])
+        total[:, :, at, to, :, at, to] += gram[:, :, rows, columns, :, rows, columns]
     return total.flatten(4).flatten(1, 3)
 
 
@@ -266,23 +266,32 @@ def windows(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
     return view.reshape(x.shape[0], math.prod(geometry.shape[1:]), -1)
 
 
+WORKING_SET = 8_000_000  # bytes of padded images that are worked on at once: they stay in the cache
+
+
 def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     """(kernel height, kernel width, rows, out, in), one batched product per kernel element.
 
     In a padded image with rows of length w, the pixel under kernel element (i, j) of output position t
     lies i w + j further on. The output's gradient gets the same row length, with zeros at the end.
     """
-    (high, wide), (down, right) = geometry.shape[2:], geometry.dilation
-    x = F.pad(x, (geometry.padding[1],) * 2 + (geometry.padding[0],) * 2) if any(geometry.padding) else x
-    width, extra = x.shape[3], x.shape[3] - grad.shape[3]
-    grad = F.pad(grad, (0, extra)).flatten(2) if extra else grad.flatten(2)
-    length = grad.shape[2] - extra
-    grad, x = grad[:, :, :length], x.flatten(2)
-    values = x.new_empty(high, wide, x.shape[0], grad.shape[1], x.shape[1])
-    for i in range(high):
-        for j in range(wide):
-            start = i * down * width + j * right
-            torch.bmm(grad, x[:, :, start : start + length].mT, out=values[i, j])
+    (rows, inputs, tall, wide), (_, outputs, *output) = x.shape, grad.shape
+    (up, left), (down, right) = geometry.padding, geometry.dilation
+    width, padded_height = wide + 2 * left, tall + 2 * up
+    length = output[0] * width - (width - output[1])  # to the last output position
+    few = max(1, WORKING_SET // (x.element_size() * width * (inputs * padded_height + outputs * output[0])))
+    images = x.new_zeros(min(few, rows), inputs, padded_height, width)
+    grads = x.new_zeros(min(few, rows), outputs, output[0], width)
+    values = x.new_empty(*geometry.shape[2:], rows, outputs, inputs)
+    for start in range(0, rows, few):
+        some = slice(start, min(start + few, rows))
+        count = some.stop - start
+        images[:count, :, up : up + tall, left : left + wide] = x[some]
+        grads[:count, ..., : output[1]] = grad[some]
+        flat, shifted = grads[:count].flatten(2)[..., :length], images[:count].flatten(2)
+        for i, j in product(*map(range, geometry.shape[2:])):
+            at = i * down * width + j * right
+            torch.bmm(flat, shifted[..., at : at + length].mT, out=values[i, j, some])
     return values
 
 
@@ -300,12 +309,10 @@ def conv_parts(
 
 def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int) -> Part:
     """Factors or gradients, whichever is cheaper."""
-    positions, inputs = grad[0, 0].numel() * images, math.prod(geometry.shape[1:])
-    # Adding up shifted Gram matrices costs some forty operations an entry; windows are copied either way,
-    # but only gradients save the weighted product that follows.
-    outputs = grad.shape[1]
-    gram_width = outputs + x.shape[1] + 40 if geometry.has_unit_stride else 2 * (outputs + inputs)
-    if geometry.is_plain and factors_are_cheaper(positions, inputs, outputs, gram_width):
+    positions, (outputs, *patch) = grad[0, 0].numel() * images, geometry.shape
+    # Adding up shifted Gram matrices costs some forty operations an entry; unfolding costs more than that.
+    gram_width = outputs + x.shape[1] + 40 if geometry.has_unit_stride else 2.5 * (outputs + math.prod(patch))
+    if geometry.is_plain and factors_are_cheaper(positions, gram_width, math.prod(geometry.shape)):
         by_unit = lambda t: t.reshape(-1, images, *t.shape[1:])
         return Patches(name, by_unit(x), by_unit(grad), geometry)
     return dense_part(name, x, grad, geometry, images)

@@ -254,22 +254,21 @@ def pair_sum(x: Tensor, y: Tensor) -> Tensor:
 
 def outer(name: str, a: Tensor, b: Tensor) -> Part:
     """A linear layer's part: its two factors, or the gradients themselves where those are cheaper."""
-    if a.shape[1] > 1 and not factors_are_cheaper(a.shape[1], a.shape[2], b.shape[2]):
+    (_, positions, inputs), outputs = a.shape, b.shape[2]
+    if positions > 1 and not factors_are_cheaper(positions, inputs + outputs, inputs * outputs):
         return Dense(name, precise(b).mT @ precise(a))
     return Outer(name, a, b)
 
 
-def factors_are_cheaper(positions: int, inputs: int, outputs: int, gram_width: int | None = None) -> bool:
-    """Compare the two exact ways to a norm, in floating-point operations per unit.
+def factors_are_cheaper(positions: int, gram_width: float, entries: int) -> bool:
+    """Compare the two exact ways to a norm, in floating-point operations per unit on top of plain training.
 
-    Factors cost two Gram matrices, 2 T^2 (d + p), on top of the weighted product that comes later anyway.
-    The gradients themselves replace that product, but a batched product is slower than one large one
-    (measured: about a third), and writing and reading p d numbers per unit costs as much as some sixty
-    operations on each. ``gram_width`` replaces d + p where a Gram matrix is cheaper than its width says.
+    Factors cost their Gram matrices, 2 T^2 x gram_width (d + p for a linear layer). Gradients take the
+    place of the weighted product that training needs anyway, but writing and reading each of a unit's p d
+    entries, and a batched product in the place of one large one, cost about a hundred operations an entry
+    (measured, see benchmarks/README.md).
     """
-    grams = 2 * positions**2 * (gram_width or inputs + outputs)
-    gradients = inputs * outputs * (60 + 0.6 * positions)
-    return grams < gradients
+    return 2 * positions**2 * gram_width < 100 * entries
 
 
 def laid(parts: list[Part], part: Part) -> list[Part]:

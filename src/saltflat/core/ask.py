@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from saltflat.core.frame import Frame
 from saltflat.core.mechanism import Chunk, Noise, clipped_sum, noised
-from saltflat.core.tree import Tree, mul
+from saltflat.core.tree import Tree
 from saltflat.errors import PrivacyError, SettingError
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
@@ -58,8 +58,9 @@ class Ask:
             chunks = map(frame.enter, chunks)
         bounded = clipped_sum(chunks, release.clip_norm, like)
         answer = noised(bounded, release.noise_multiplier / share**0.5, release.noise)
-        mean = mul(answer, 1 / release.expected_units)
-        return mean if frame is None else frame.leave(mean)
+        for leaf in answer.values():  # ours alone: nothing else has seen it yet
+            leaf.div_(release.expected_units)
+        return answer if frame is None else frame.leave(answer)
 
     def _spend(self, share: float) -> None:
         if not 0 < share <= self._left + _ROUNDING:

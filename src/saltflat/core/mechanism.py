@@ -79,4 +79,4 @@ def noised(bounded: Bounded, noise_multiplier: float, noise: Noise) -> Tree:
         return bounded.total
     std = noise_multiplier * bounded.sensitivity
     fresh = noise.normal(bounded.total)
-    return {name: torch.add(leaf, fresh[name], alpha=std) for name, leaf in bounded.total.items()}
+    return {name: leaf.mul_(std).add_(bounded.total[name]) for name, leaf in fresh.items()}

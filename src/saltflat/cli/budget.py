@@ -1,0 +1,243 @@
+"""``saltflat budget``: what a run costs, the noise that a budget asks for, the steps that it affords.
+
+The accountants are imported inside the commands, so that help and mistakes in flags answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from saltflat.errors import AccountingError, SettingError
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+group = typer.Typer(
+    help="Privacy budgets: what a run costs, how much noise it needs, how long it may last.",
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``budget`` and its commands to ``app``."""
+    app.add_typer(group, name="budget")
+
+
+class Split(str, Enum):
+    """How phases share a budget."""
+
+    joint_ratio = "joint_ratio"
+    joint_share = "joint_share"
+    sequential = "sequential"
+
+
+Rate = Annotated[
+    float, typer.Option(help="The probability that a unit joins a step: expected batch / number of units.")
+]
+Delta = Annotated[
+    float, typer.Option(help="The delta of (epsilon, delta); about 1 / (10 x units), e.g. 1e-6.")
+]
+Epsilon = Annotated[float, typer.Option(help="The epsilon to spend.")]
+Noise = Annotated[float, typer.Option(help="The noise multiplier: sigma divided by the clip norm.")]
+MaybeNoise = Annotated[
+    float | None,
+    typer.Option(help="The noise multiplier: sigma divided by the clip norm. Goes with --steps."),
+]
+MaybeSteps = Annotated[int | None, typer.Option(help="The number of steps.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+NoisyPhases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--phase", metavar="STEPS:NOISE", help="A phase with its own noise; repeat for more phases."
+    ),
+]
+SharedPhases = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--phase", metavar="STEPS:SHARE", help="A phase and its share of the budget; shares sum to 1."
+    ),
+]
+HowSplit = Annotated[
+    Split,
+    typer.Option(
+        help="sequential: each phase alone, epsilons add up. joint_ratio: the same ratios, accounted "
+        "together, so less noise. joint_share: shares of the cost itself."
+    ),
+]
+
+
+@group.command()
+def epsilon(
+    rate: Rate,
+    delta: Delta,
+    noise: MaybeNoise = None,
+    steps: MaybeSteps = None,
+    phase: NoisyPhases = None,
+    as_json: AsJson = False,
+) -> None:
+    """What a run costs: epsilon at this delta.
+
+    Examples:
+
+        saltflat budget epsilon --rate 0.004266667 --noise 1.1 --steps 14062 --delta 1e-5
+
+        saltflat budget epsilon --rate 0.04 --delta 1e-5 --phase 250:1.54 --phase 500:14.0
+    """
+    from saltflat.privacy import accounting
+    from saltflat.privacy.splits import phases_event
+
+    phases = [*_plain_phase(steps, noise), *_pairs("--phase", phase, "STEPS:NOISE")]
+    if not phases:
+        raise SettingError("no steps were given: add --steps and --noise, or --phase STEPS:NOISE")
+    event = phases_event(rate, [sigma for _, sigma in phases], [count for count, _ in phases])
+    found = accounting.bound(event, delta)
+    facts = {
+        "epsilon": found.epsilon,
+        "accountant": found.accountant,
+        "epsilon_rdp": accounting.rdp_epsilon(event, delta),
+        "epsilon_unamplified": accounting.epsilon_unamplified(event, delta),
+    }
+    _answer({**facts, **_context(event, delta)}, as_json, _epsilon_lines)
+
+
+@group.command()
+def noise(
+    epsilon: Epsilon,
+    delta: Delta,
+    rate: Rate,
+    steps: MaybeSteps = None,
+    phase: SharedPhases = None,
+    split: HowSplit = Split.joint_ratio,
+    as_json: AsJson = False,
+) -> None:
+    """The noise multiplier of each phase that spends epsilon, and not more.
+
+    Examples:
+
+        saltflat budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --steps 750
+
+        saltflat budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --phase 250:0.9 --phase 500:0.1
+    """
+    from saltflat.privacy import accounting
+    from saltflat.privacy.splits import SPLITS, phases_event
+
+    phases = [*_plain_phase(steps, 1.0), *_pairs("--phase", phase, "STEPS:SHARE")]
+    if not phases:
+        raise SettingError("no steps were given: add --steps, or --phase STEPS:SHARE for each phase")
+    counts, shares = [count for count, _ in phases], [share for _, share in phases]
+    noises = SPLITS[split.value](epsilon=epsilon, delta=delta, rate=rate, steps=counts, shares=shares)
+    event = phases_event(rate, noises, counts)
+    facts = {
+        "noise": list(noises),
+        "steps": counts,
+        "split": split.value,
+        "epsilon": accounting.epsilon(event, delta),
+    }
+    _answer({**facts, **_context(event, delta)}, as_json, _noise_lines)
+
+
+@group.command()
+def plan(epsilon: Epsilon, delta: Delta, rate: Rate, noise: Noise, as_json: AsJson = False) -> None:
+    """How many steps and epochs a budget affords at this noise, and what more or less noise would change.
+
+    Example:
+
+        saltflat budget plan --epsilon 2 --delta 1e-5 --rate 0.04 --noise 2.35
+    """
+    from saltflat.privacy.calibration import steps_for
+    from saltflat.privacy.events import phase_event
+
+    steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
+    rows = [_plan_row(epsilon, delta, rate, factor * noise) for factor in (0.7, 0.85, 1.0, 1.2, 1.5)]
+    facts = {"steps": steps, "epochs": steps * rate, "epsilon": epsilon, "noise": noise, "table": rows}
+    _answer({**facts, **_context(phase_event(rate, noise, steps), delta)}, as_json, _plan_lines)
+
+
+def _plan_row(epsilon: float, delta: float, rate: float, noise: float) -> dict[str, Any]:
+    from saltflat.privacy.calibration import steps_for
+
+    try:
+        steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
+    except AccountingError:
+        steps = 0
+    return {"noise": noise, "steps": steps, "epochs": steps * rate}
+
+
+def _plain_phase(steps: int | None, value: float | None) -> list[tuple[int, float]]:
+    if steps is None and value is not None and value != 1.0:
+        raise SettingError("--noise was given without --steps: give both, or use --phase STEPS:NOISE")
+    if steps is not None and value is None:
+        raise SettingError("--steps was given without --noise: give both, or use --phase STEPS:NOISE")
+    return [] if steps is None or value is None else [(steps, value)]
+
+
+def _pairs(flag: str, texts: list[str] | None, form: str) -> list[tuple[int, float]]:
+    """``250:0.9`` as (250, 0.9)."""
+    pairs = []
+    for text in texts or []:
+        steps, _, value = text.partition(":")
+        try:
+            pairs.append((int(steps), float(value)))
+        except ValueError:
+            raise SettingError(f"{flag} {text} is not {form}: write for example {flag} 250:0.9") from None
+    return pairs
+
+
+def _context(event: DpEvent, delta: float) -> dict[str, Any]:
+    """What every epsilon must be read with."""
+    from saltflat.privacy.events import ADD_REMOVE, adjacency_words, describe_sampling
+
+    return {
+        "delta": delta,
+        "unit": "one example (whatever is sampled and clipped as one)",
+        "adjacency": adjacency_words(ADD_REMOVE),
+        "sampling": describe_sampling(event),
+    }
+
+
+def _answer(facts: dict[str, Any], as_json: bool, lines: Any) -> None:
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    for line in lines(facts):
+        console.print(line)
+    console.print(
+        f"[dim]at delta {facts['delta']:g}; unit: {facts['unit']}; adjacency: {facts['adjacency']}; "
+        f"{facts['sampling']}[/dim]"
+    )
+
+
+def _epsilon_lines(facts: dict[str, Any]) -> list[Any]:
+    from saltflat.privacy.statement import rounded_up
+
+    up = lambda key: rounded_up(facts[key], 4)
+    return [
+        f"epsilon [bold]{up('epsilon')}[/bold]  ({facts['accountant']})",
+        f"second opinion {up('epsilon_rdp')} (RDP); without the help of sampling {up('epsilon_unamplified')}",
+    ]
+
+
+def _noise_lines(facts: dict[str, Any]) -> list[Any]:
+    from saltflat.privacy.statement import rounded_up
+
+    phases = zip(facts["noise"], facts["steps"], strict=True)
+    lines = [f"noise [bold]{rounded_up(sigma, 4)}[/bold] for {steps} steps" for sigma, steps in phases]
+    return [*lines, f"together epsilon {rounded_up(facts['epsilon'], 4)} (split: {facts['split']})"]
+
+
+def _plan_lines(facts: dict[str, Any]) -> list[Any]:
+    from rich.table import Table
+
+    table = Table(
+        "noise", "steps", "epochs", title=f"what epsilon {facts['epsilon']:g} affords", title_style=""
+    )
+    for row in facts["table"]:
+        table.add_row(f"{row['noise']:.4g}", str(row["steps"] or "none"), f"{row['epochs']:.4g}")
+    return [f"[bold]{facts['steps']}[/bold] steps, {facts['epochs']:.4g} epochs", table]
