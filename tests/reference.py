@@ -29,7 +29,9 @@ def gradient_loop(model: nn.Module, point: Tree, x: Tensor, y: Tensor, losses: L
         leaves = {name: leaf.clone().requires_grad_() for name, leaf in point.items()}
         loss = losses(functional_call(model, leaves, (x[i : i + 1],)), y[i : i + 1]).sum()
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        filled = [torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), grads, strict=True)]
+        filled = [
+            torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), grads, strict=True)
+        ]
         rows.append(torch.cat([g.flatten() for g in filled]))
     size = flat(point).numel()
     return torch.stack(rows) if rows else flat(point).new_zeros(0, size)

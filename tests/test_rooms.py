@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "saltflat"
-STEP = ["core.tree", "core.sampling", "core.mechanism", "core.frame", "core.ask", "core.optim", "core.plan", "core.train"]
+STEP = [
+    "core.tree",
+    "core.sampling",
+    "core.mechanism",
+    "core.frame",
+    "core.ask",
+    "core.optim",
+    "core.plan",
+    "core.train",
+]
 ONLY = {
     "clipping": {"core.tree", "errors", "clipping"},
     "methods": {"core.tree", "core.frame", "errors", "methods"},
@@ -25,7 +34,9 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("saltflat."):
             module = node.module.removeprefix("saltflat.")
             inner = [f"{module}.{alias.name}" for alias in node.names]
-            found |= {name for name in inner if (SOURCE / (name.replace(".", "/") + ".py")).exists()} or {module}
+            found |= {name for name in inner if (SOURCE / (name.replace(".", "/") + ".py")).exists()} or {
+                module
+            }
         elif isinstance(node, ast.Import):
             found |= {a.name.removeprefix("saltflat.") for a in node.names if a.name.startswith("saltflat.")}
     return found
@@ -39,7 +50,9 @@ def files(room: str = "") -> list[Path]:
 def test_rooms_import_only_what_they_may(room: str) -> None:
     for path in files(room):
         for module in imports(path):
-            assert any(module == ok or module.startswith(ok + ".") for ok in ONLY[room]), f"{path.name}: {module}"
+            assert any(module == ok or module.startswith(ok + ".") for ok in ONLY[room]), (
+                f"{path.name}: {module}"
+            )
 
 
 def test_the_step_is_built_in_the_order_that_data_passes_through_it() -> None:

@@ -183,7 +183,9 @@ def frozen() -> nn.Module:
 
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
-    "linear positions": Family(lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *head(36)), (4, 3, 5)),
+    "linear positions": Family(
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *head(36)), (4, 3, 5)
+    ),
     "wide linear positions": Family(lambda: nn.Sequential(nn.Linear(24, 24), nn.Tanh(), *head(48)), (2, 24)),
     "conv1d": Family(
         lambda: nn.Sequential(
@@ -229,12 +231,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "grouped conv2d": Family(
         lambda: nn.Sequential(
-            nn.Conv2d(4, 8, 3, groups=2, bias=False), nn.SELU(), nn.Conv2d(8, 8, 3, groups=8, padding=1), *head(32)
+            nn.Conv2d(4, 8, 3, groups=2, bias=False),
+            nn.SELU(),
+            nn.Conv2d(8, 8, 3, groups=8, padding=1),
+            *head(32),
         ),
         (4, 4, 4),
     ),
     "conv3d": Family(
-        lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1, stride=(1, 2, 1)), nn.Tanh(), *head(72)), (2, 3, 4, 3)
+        lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1, stride=(1, 2, 1)), nn.Tanh(), *head(72)),
+        (2, 3, 4, 3),
     ),
     "transposed": Family(
         lambda: nn.Sequential(
@@ -251,7 +257,8 @@ FAMILIES: dict[str, Family] = {
     ),
     "transposed 3d": Family(lambda: nn.Sequential(nn.ConvTranspose3d(2, 2, 2), *head(2 * 27)), (2, 2, 2, 2)),
     "group norm": Family(
-        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ReLU(inplace=True), *head(72)), (3, 3, 3)
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ReLU(inplace=True), *head(72)),
+        (3, 3, 3),
     ),
     "layer norm": Family(
         lambda: nn.Sequential(
@@ -260,7 +267,8 @@ FAMILIES: dict[str, Family] = {
         (4, 6),
     ),
     "instance norm": Family(
-        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True), nn.Tanh(), *head(36)), (3, 3, 3)
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True), nn.Tanh(), *head(36)),
+        (3, 3, 3),
     ),
     "lstm": Family(lambda: Words("LSTM"), (7,), tokens=True),
     "lstm, deep": Family(lambda: Words("LSTM", num_layers=2, bidirectional=True), (5,), tokens=True),
@@ -276,13 +284,15 @@ FAMILIES: dict[str, Family] = {
     "attention, time first": Family(lambda: Attention(bias=False), (4, 8)),
     "cross attention": Family(CrossAttention, (4, 8)),
     "encoder layer": Family(
-        lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), *head(32)), (4, 8)
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), *head(32)),
+        (4, 8),
     ),
     "bare parameters": Family(Bare, (5, 3)),
     "repeated layers": Family(Repeated, (4,)),
     "frozen": Family(frozen, (4,)),
     "weight norm": Family(
-        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), *head(6)), (4,)
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), *head(6)),
+        (4,),
     ),
     "standardised": Family(standardised_net, (3, 6, 6)),
     "prelu, no rule": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),

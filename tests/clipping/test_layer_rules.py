@@ -37,14 +37,20 @@ def loop(model: nn.Module, points: list[Tree], x: Tensor, y: Tensor, views: int 
 
 
 def gap(mine: Tensor, reference: Tensor) -> float:
-    return float((mine - reference).abs().max() / reference.abs().max().clamp(min=1e-12)) if mine.numel() else 0.0
+    return (
+        float((mine - reference).abs().max() / reference.abs().max().clamp(min=1e-12))
+        if mine.numel()
+        else 0.0
+    )
 
 
 def worst_error(chunk: Kept, reference: Tensor, point: Tree) -> float:
     """The largest relative error over the four questions that a chunk answers."""
     g = torch.Generator().manual_seed(1)
     weights = torch.rand(len(reference), generator=g, dtype=torch.float64).to(reference.dtype)
-    direction = {n: torch.randn(p.shape, generator=g, dtype=torch.float64).to(p.dtype) for n, p in point.items()}
+    direction = {
+        n: torch.randn(p.shape, generator=g, dtype=torch.float64).to(p.dtype) for n, p in point.items()
+    }
     norms = ((chunk.norms() - reference.norm(dim=1)).abs() / reference.norm(dim=1)).max()
     return max(
         float(norms),
@@ -90,7 +96,9 @@ def test_rule_equals_loop_in_float32(name: str) -> None:
     assert worst_error(kept(model, [point], x, y), loop(model, [point], x, y), point) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["linear", "wide linear positions", "conv2d", "conv2d by pixels", "layer norm"])
+@pytest.mark.parametrize(
+    "name", ["linear", "wide linear positions", "conv2d", "conv2d by pixels", "layer norm"]
+)
 def test_bfloat16_inputs_have_float32_norms(name: str) -> None:
     family = FAMILIES[name]
     model, (x, y) = build(family, torch.bfloat16), family.data(4)
@@ -100,7 +108,9 @@ def test_bfloat16_inputs_have_float32_norms(name: str) -> None:
     norms = chunk.norms()
     assert norms.dtype == torch.float32
     assert float(((norms - rough.norm(dim=1)).abs() / rough.norm(dim=1)).max()) < 0.05
-    exact = torch.stack([flat({n: v.float() for n, v in chunk.weighted_sum(e).items()}).norm() for e in torch.eye(4)])
+    exact = torch.stack(
+        [flat({n: v.float() for n, v in chunk.weighted_sum(e).items()}).norm() for e in torch.eye(4)]
+    )
     assert float(((norms - exact).abs() / exact).max()) < 0.01
 
 
@@ -117,7 +127,9 @@ def test_bfloat16_inputs_have_float32_norms(name: str) -> None:
 def test_convolutions_of_any_geometry(rows, channels, side, kernel, stride, padding, dilation, views) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(*channels, kernel, stride=stride, padding=padding, dilation=dilation)
-    model = nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels[1], CLASSES))
+    model = nn.Sequential(
+        conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels[1], CLASSES)
+    )
     model = model.double()
     x = torch.randn(rows * views, channels[0], *side, dtype=torch.float64)
     y = torch.randint(CLASSES, (rows * views,))
@@ -131,7 +143,9 @@ def test_convolutions_of_any_geometry(rows, channels, side, kernel, stride, padd
 def test_strides_become_phases(channels: int, kernel: int, stride: int, padding: int) -> None:
     torch.manual_seed(0)
     conv = nn.Conv2d(channels, 4, kernel, stride=stride, padding=padding)
-    model = nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)).double()
+    model = nn.Sequential(
+        conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)
+    ).double()
     x, y = torch.randn(4, channels, 11, 12, dtype=torch.float64), torch.randint(CLASSES, (4,))
     point = trained(model)
     for views in (1, 2):
@@ -148,7 +162,9 @@ def test_strides_become_phases(channels: int, kernel: int, stride: int, padding:
 def test_linear_layers_with_any_leading_dimensions(rows, lead, inputs, outputs, bias) -> None:
     torch.manual_seed(0)
     size = int(torch.tensor(lead).prod()) * outputs if lead else outputs
-    model = nn.Sequential(nn.Linear(inputs, outputs, bias), nn.Tanh(), nn.Flatten(), nn.Linear(size, CLASSES)).double()
+    model = nn.Sequential(
+        nn.Linear(inputs, outputs, bias), nn.Tanh(), nn.Flatten(), nn.Linear(size, CLASSES)
+    ).double()
     x, y = torch.randn(rows, *lead, inputs, dtype=torch.float64), torch.randint(CLASSES, (rows,))
     point = trained(model)
     assert worst_error(kept(model, [point], x, y), loop(model, [point], x, y), point) < 1e-9
@@ -158,7 +174,15 @@ def test_both_forms_of_every_factored_part_agree(monkeypatch: pytest.MonkeyPatch
     """Whatever the cost model chooses, the answer is the same."""
     from saltflat.clipping import conv
 
-    for name in ("conv2d", "conv2d by pixels", "linear positions", "lstm", "tied", "standardised", "attention"):
+    for name in (
+        "conv2d",
+        "conv2d by pixels",
+        "linear positions",
+        "lstm",
+        "tied",
+        "standardised",
+        "attention",
+    ):
         family = FAMILIES[name]
         model, (x, y) = build(family), family.data(4)
         point = trained(model)
@@ -193,7 +217,9 @@ class TestRefusals:
     def test_a_loss_over_the_batch(self) -> None:
         model = nn.Linear(2, 3)
         with pytest.raises(ModelError, match="reduction='none'"):
-            book_keeping(lambda p: functional_call(model, p, torch.ones(4, 2)).mean(), [trained(model)], [1.0], rows=4)
+            book_keeping(
+                lambda p: functional_call(model, p, torch.ones(4, 2)).mean(), [trained(model)], [1.0], rows=4
+            )
 
     def test_time_on_the_first_axis(self) -> None:
         model = nn.Linear(2, 3)
@@ -205,13 +231,17 @@ class TestRefusals:
         model = nn.LSTM(2, 3, batch_first=True)
         packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 4, 2), [4, 3], batch_first=True)
         with pytest.raises(ModelError, match="padded"):
-            book_keeping(lambda p: functional_call(model, p, (packed,))[0].data.sum(), [trained(model)], [1.0], rows=2)
+            book_keeping(
+                lambda p: functional_call(model, p, (packed,))[0].data.sum(), [trained(model)], [1.0], rows=2
+            )
 
     def test_embeddings_that_mix(self) -> None:
         model = nn.Embedding(5, 2, scale_grad_by_freq=True)
         x = torch.tensor([[1], [2]])
         with pytest.raises(ModelError, match="scale_grad_by_freq"):
-            book_keeping(lambda p: functional_call(model, p, (x,)).sum((1, 2)), [trained(model)], [1.0], rows=2)
+            book_keeping(
+                lambda p: functional_call(model, p, (x,)).sum((1, 2)), [trained(model)], [1.0], rows=2
+            )
 
 
 class TestMutants:
@@ -229,7 +259,9 @@ class TestMutants:
         assert self.errors("tied") > 1e-4
 
     def test_repeated_use_counted_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        apart = lambda part, other: parts.Dense(part.name, torch.hypot(part.dense()[part.name], other.dense()[part.name]))
+        apart = lambda part, other: parts.Dense(
+            part.name, torch.hypot(part.dense()[part.name], other.dense()[part.name])
+        )
         monkeypatch.setattr(parts.Outer, "beside", apart)
         assert self.errors("repeated layers") > 1e-4
 
@@ -237,7 +269,9 @@ class TestMutants:
         real = Kept.norms
 
         def without_bias(self: Kept) -> Tensor:
-            return real(Kept(self.units, [p for p in self.parts if not p.names[0].endswith("bias")], self.like))
+            return real(
+                Kept(self.units, [p for p in self.parts if not p.names[0].endswith("bias")], self.like)
+            )
 
         monkeypatch.setattr(chunks.Kept, "norms", without_bias)
         assert self.errors("linear") > 1e-4

@@ -48,7 +48,9 @@ def test_running_instance_norm_is_refused() -> None:
 
 
 def test_conversion() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.Sequential(nn.BatchNorm2d(12, affine=False)))
+    model = nn.Sequential(
+        nn.Conv2d(3, 12, 3), nn.BatchNorm2d(12), nn.Sequential(nn.BatchNorm2d(12, affine=False))
+    )
     with torch.no_grad():
         model[1].weight.uniform_()
     fixed = without_batchnorm(model, groups=8)
@@ -95,9 +97,10 @@ class Dropping(nn.Module):
         return self.net(x)
 
 
-def try_step(model: nn.Module, loss=supervised(CRITERION), data=None) -> None:
+def try_step(model: nn.Module, loss=None, data=None) -> None:
     units = TensorUnits(data or examples())
-    check_step(per_example(model, loss), point_of(model), units.take, units.count)
+    contribution = per_example(model, loss or supervised(CRITERION))
+    check_step(contribution, point_of(model), units.take, units.count)
 
 
 @pytest.mark.parametrize("model", [network(), Dropping()])

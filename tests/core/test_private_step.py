@@ -43,7 +43,9 @@ def test_mutant_noise_per_physical_batch_is_caught() -> None:
     model, (x, y) = network(), examples()
     chunk_sum = lambda part, noise: flat(
         mechanism.noised(
-            mechanism.clipped_sum([per_example(model, supervised(CRITERION))([point_of(model)], [1.0], part)], 1.0, {}),
+            mechanism.clipped_sum(
+                [per_example(model, supervised(CRITERION))([point_of(model)], [1.0], part)], 1.0, {}
+            ),
             1.0,
             noise,
         )
@@ -82,7 +84,9 @@ class TestPoints:
         points = [point_of(model), {n: p + 0.1 for n, p in point_of(model).items()}]
         each = [gradient_loop(model, p, x, y, CRITERION) for p in points]
         answer = ask_about(model, (x, y), clip_norm=0.3)(*points, weights=[2.0, -1.0])
-        torch.testing.assert_close(flat(answer), clipped_loop(2 * each[0] - each[1], 0.3), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            flat(answer), clipped_loop(2 * each[0] - each[1], 0.3), rtol=1e-9, atol=1e-12
+        )
 
     def test_wrong_numbers(self) -> None:
         model, data = network(), examples()
@@ -185,7 +189,9 @@ class TestHostileRecords:
     @pytest.mark.parametrize("kind", [*BAD, "exception"])
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("most", [10, 64])
-    def test_it_moves_the_sum_by_at_most_the_clip_norm(self, kind: str, dtype: torch.dtype, most: int) -> None:
+    def test_it_moves_the_sum_by_at_most_the_clip_norm(
+        self, kind: str, dtype: torch.dtype, most: int
+    ) -> None:
         x, y = self.poisoned(kind, dtype)
         rest = torch.arange(64) != self.ONE
         with_it = self.answer(x, y, dtype, most=most)
@@ -195,14 +201,18 @@ class TestHostileRecords:
 
     def test_the_others_are_bit_identical(self) -> None:
         """All records that are void give one and the same sum: what they hold does not show."""
-        answers = [self.answer(*self.poisoned(kind)) for kind in ("nan", "inf", "-inf", "bad label", "exception")]
+        answers = [
+            self.answer(*self.poisoned(kind)) for kind in ("nan", "inf", "-inf", "bad label", "exception")
+        ]
         for answer in answers[1:]:
             assert torch.equal(answer, answers[0])
 
     def test_a_batch_of_nothing_but_failures_is_an_empty_one(self) -> None:
         x, y = examples(5)
         x[:, 0] = 777
-        assert torch.equal(self.answer(x, y), torch.zeros(flat(point_of(network())).numel(), dtype=torch.float64))
+        assert torch.equal(
+            self.answer(x, y), torch.zeros(flat(point_of(network())).numel(), dtype=torch.float64)
+        )
 
     def test_mutant_multiply_by_zero_is_caught(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Kept, "weighted_sum", _weighted_without_erasing)
@@ -223,6 +233,44 @@ def _weighted_without_erasing(self: Kept, weights: Tensor) -> dict[str, Tensor]:
     for part in self.parts:
         total.update(part.weighted(weights))
     return {name: total[name] for name in self.like}
+
+
+class Cancelling(nn.Module):
+    """A linear layer at 24 positions whose gradients can be made to cancel by the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(16, 32, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+
+@pytest.mark.parametrize("huge", [1e2, 1e4, 1e6, 1e8])
+def test_a_record_whose_positions_cancel_is_still_clipped(huge: float) -> None:
+    """In float32, two positions that nearly undo each other make the ghost norm mere rounding error."""
+    model = Cancelling()
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1, 2, 16, generator=generator) * huge
+    x[:, 1] = x[:, 0] * (1 + 3e-7)
+    pull = torch.randn(32, generator=generator) * huge
+
+    def loss(predict, batch) -> Tensor:
+        y = predict(batch[0])
+        return (y[:, 0] * pull).sum(1) - (y[:, 1] * pull).sum(1)
+
+    answer = flat(ask_about(model, (x,), loss=loss)(point_of(model)))
+    assert float(answer.norm()) <= 1.0 + 1e-3
+
+
+def test_mutant_plain_ghost_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    from saltflat.clipping import parts
+
+    monkeypatch.setattr(parts, "gram_square", parts.pair_sum)
+    with pytest.raises(AssertionError):
+        for huge in (1e2, 1e4, 1e6, 1e8):
+            test_a_record_whose_positions_cancel_is_still_clipped(huge)
 
 
 def test_denominator_is_a_constant() -> None:

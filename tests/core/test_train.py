@@ -90,7 +90,9 @@ class TestLoop:
     @pytest.mark.parametrize("most", [1, 3, 7])
     def test_any_split_gives_the_same_weights(self, method, most: int) -> None:
         whole = run(plan(phase(method=method)), physical=100)
-        torch.testing.assert_close(flat(run(plan(phase(method=method)), physical=most)), flat(whole), rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            flat(run(plan(phase(method=method)), physical=most)), flat(whole), rtol=1e-9, atol=0
+        )
 
     def test_model_gets_the_weights(self) -> None:
         model = network()
@@ -146,7 +148,9 @@ class TestMethods:
         assert torch.equal(flat(run(plan(phase(method=sam)))), flat(run(plan(phase(method=DPSGD())))))
 
     def test_sat_differs(self) -> None:
-        assert not torch.allclose(flat(run(plan(phase(method=SAT(0.5))))), flat(run(plan(phase(method=DPSGD())))))
+        assert not torch.allclose(
+            flat(run(plan(phase(method=SAT(0.5))))), flat(run(plan(phase(method=DPSGD()))))
+        )
 
     @pytest.mark.parametrize("wrong", [-1.0, float("nan"), INFINITE])
     def test_settings(self, wrong: float) -> None:
@@ -162,7 +166,9 @@ class TestMethods:
 class TestPlan:
     def test_published_epsilon(self) -> None:
         one = Phase(method=DPSGD(), steps=14062, noise_multiplier=1.1, clip_norm=1.0, optimizer=SGD(lr=0.1))
-        assert Plan(phases=(one,), rate=256 / 60000, size=60000).epsilon(1e-5) == pytest.approx(2.382, rel=0.005)
+        assert Plan(phases=(one,), rate=256 / 60000, size=60000).epsilon(1e-5) == pytest.approx(
+            2.382, rel=0.005
+        )
 
     def test_what_a_method_asks_does_not_change_the_cost(self) -> None:
         cost = lambda method: plan(phase(method=method)).event()
@@ -181,8 +187,11 @@ class TestPlan:
 
     @pytest.mark.parametrize(
         ("setting", "value"),
-        [("steps", 0), ("steps", 1.5), ("noise_multiplier", -1.0), ("noise_multiplier", float("nan"))]
-        + [("clip_norm", 0.0), ("clip_norm", float("nan")), ("clip_norm", INFINITE)],
+        [
+            *[("steps", value) for value in (0, 1.5)],
+            *[("noise_multiplier", value) for value in (-1.0, float("nan"))],
+            *[("clip_norm", value) for value in (0.0, float("nan"), INFINITE)],
+        ],
     )
     def test_wrong_phases(self, setting: str, value: float) -> None:
         with pytest.raises(SettingError, match=setting):

@@ -13,7 +13,9 @@ from saltflat.errors import ModelError
 
 
 @rule(F.multi_head_attention_forward)
-def attention(tape: Tape, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def attention(
+    tape: Tape, func: Any, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """softmax(q k^T / sqrt(d)) v with its input and output projections; (time, rows, width) in and out."""
     call = _named(args, kwargs)
     if query.ndim != 3:
@@ -36,11 +38,30 @@ def attention(tape: Tape, func: Any, query: Tensor, key: Tensor, value: Tensor, 
     return out, weights
 
 
-NAMES = (
-    "embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v add_zero_attn dropout_p "
-    "out_proj_weight out_proj_bias training key_padding_mask need_weights attn_mask use_separate_proj_weight "
-    "q_proj_weight k_proj_weight v_proj_weight static_k static_v average_attn_weights is_causal"
-).split()
+NAMES = [
+    "embed_dim_to_check",
+    "num_heads",
+    "in_proj_weight",
+    "in_proj_bias",
+    "bias_k",
+    "bias_v",
+    "add_zero_attn",
+    "dropout_p",
+    "out_proj_weight",
+    "out_proj_bias",
+    "training",
+    "key_padding_mask",
+    "need_weights",
+    "attn_mask",
+    "use_separate_proj_weight",
+    "q_proj_weight",
+    "k_proj_weight",
+    "v_proj_weight",
+    "static_k",
+    "static_v",
+    "average_attn_weights",
+    "is_causal",
+]
 DEFAULTS = {"training": True, "need_weights": True, "average_attn_weights": True}
 
 

@@ -110,5 +110,3 @@ def _rows_of(tape: Tape, leaf: Tensor, func: Any) -> Tensor | None:
 
 def _title(func: Any) -> str:
     return getattr(func, "__name__", str(func))
-
-

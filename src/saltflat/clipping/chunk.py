@@ -37,7 +37,9 @@ class Kept:
     def norms(self) -> Tensor:
         """||g_i|| over all parameters jointly; (units,)."""
         some = next(iter(self.like.values()))
-        square = torch.zeros(self.units, device=self.device, dtype=torch.promote_types(some.dtype, torch.float32))
+        square = torch.zeros(
+            self.units, device=self.device, dtype=torch.promote_types(some.dtype, torch.float32)
+        )
         for part in self.parts:
             square += part.square()
         # A ghost norm is a sum with cancellation: rounding may leave a tiny negative number. NaN stays NaN.
@@ -51,7 +53,7 @@ class Kept:
         """sum_i c_i g_i; a unit of weight 0 is left out, whatever it holds."""
         dead = weights == 0
         parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts
-        total = {name: None for name in self.like}
+        total = dict.fromkeys(self.like)
         for part in parts:
             total.update(part.weighted(weights))
         return {

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saltflat.clipping.parts import Dense, Part, blank, factors_are_cheaper, pair_sum, precise
+from saltflat.clipping.parts import Dense, Part, blank, factors_are_cheaper, gram_square, pair_sum, precise
 from saltflat.clipping.tape import Tape, Weight, rule
 from saltflat.core.tree import Tree
 
@@ -101,7 +101,7 @@ class Patches:
         x, grad = precise(self.x), precise(self.grad)
         positions = grad.transpose(1, 2).flatten(2)  # (units, out, images * positions)
         patches = patch_gram(x, self.geometry, grad.shape[-2:])
-        return pair_sum(positions.mT @ positions, patches)
+        return gram_square(positions.mT @ positions, patches)
 
     def dot(self, direction: Tree) -> Tensor:
         moved = self.geometry.forward(self.x.flatten(0, 1), direction[self.name].to(self.x.dtype))
@@ -335,7 +335,11 @@ def convolution(
     if isinstance(padding, str):
         x, padding = _padded(x, padding, weight.shape[2:], _sizes(dilation, dims)), 0
     geometry = Geometry(
-        tuple(weight.shape), _sizes(stride, dims), _sizes(padding, dims), _sizes(dilation, dims), groups=groups
+        tuple(weight.shape),
+        _sizes(stride, dims),
+        _sizes(padding, dims),
+        _sizes(dilation, dims),
+        groups=groups,
     )
     y = func(x, weight, bias, stride, padding, dilation, groups)
     return _watched(tape, x, y, geometry, weight, bias)

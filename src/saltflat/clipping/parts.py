@@ -134,7 +134,7 @@ class Outer:
         if self.a.shape[1] == 1:
             return square_rows(self.a) * square_rows(self.b)
         a, b = precise(self.a), precise(self.b)
-        return pair_sum(a @ a.mT, b @ b.mT)
+        return gram_square(a @ a.mT, b @ b.mT)
 
     def dot(self, direction: Tree) -> Tensor:
         return pair_sum(self.a @ direction[self.name].to(self.a.dtype).mT, self.b)
@@ -178,7 +178,7 @@ class Rows:
     def square(self) -> Tensor:
         b = precise(self.b)
         same = self.rows.unsqueeze(2) == self.rows.unsqueeze(1)
-        return pair_sum(b @ b.mT, same.to(b.dtype))
+        return gram_square(b @ b.mT, same.to(b.dtype))
 
     def dot(self, direction: Tree) -> Tensor:
         return pair_sum(direction[self.name].to(self.b.dtype)[self.rows], self.b)
@@ -224,7 +224,8 @@ class Tied:
         a, b = precise(self.linear.a), precise(self.linear.b)
         rows = self.table.rows.unsqueeze(1).expand(-1, b.shape[1], -1)
         cross = pair_sum(a @ precise(self.table.b).mT, b.gather(2, rows))
-        return self.linear.square() + self.table.square() + 2 * cross
+        apart = self.linear.square() + self.table.square()
+        return apart * (1 + slack(apart.dtype)) + 2 * cross
 
     def dot(self, direction: Tree) -> Tensor:
         return self.linear.dot(direction) + self.table.dot(direction)
@@ -250,6 +251,25 @@ class Tied:
 def pair_sum(x: Tensor, y: Tensor) -> Tensor:
     """sum_j x_ij y_ij for every unit i, in float32 or better."""
     return torch.linalg.vecdot(lines(precise(x)), lines(precise(y)))
+
+
+def slack(dtype: torch.dtype) -> float:
+    """How much of a sum's terms is added to it, so that rounding can only make a norm larger."""
+    return 16 * torch.finfo(dtype).eps
+
+
+def gram_square(a: Tensor, b: Tensor) -> Tensor:
+    """sum_{t,s} A_ts B_ts for two Gram matrices, rounded up: (units, positions, positions) -> (units,).
+
+    The terms may cancel, and a hostile record can make them: two huge positions that nearly undo each other
+    leave a sum that is mere rounding error, while the gradient that rounding leaves in the weighted sum is
+    not small. So a multiple of the rounding unit times the largest value that the terms could have,
+    (sum_t sqrt(A_tt B_tt))^2, is added.
+
+    *Guarantee*: such a record is clipped harder than its exact norm asks for, never less.
+    """
+    terms = (a.diagonal(dim1=1, dim2=2) * b.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1).square()
+    return pair_sum(a, b) + slack(a.dtype) * terms
 
 
 def outer(name: str, a: Tensor, b: Tensor) -> Part:

@@ -71,7 +71,11 @@ def one_direction(
 
 
 def _recurrent_parts(
-    tape: Tape, grad: Tensor, hidden: list[Tensor], resets: list[Tensor | None], weights: tuple[Tensor, Tensor | None]
+    tape: Tape,
+    grad: Tensor,
+    hidden: list[Tensor],
+    resets: list[Tensor | None],
+    weights: tuple[Tensor, Tensor | None],
 ) -> list[Part]:
     w, b = (tape.weight(value) for value in weights)
     if resets[0] is not None:
@@ -86,7 +90,9 @@ def _recurrent_parts(
     return parts
 
 
-def layers(tape: Tape, cell: Cell, x: Tensor, states: State, weights: Any, options: tuple) -> tuple[Tensor, State]:
+def layers(
+    tape: Tape, cell: Cell, x: Tensor, states: State, weights: Any, options: tuple
+) -> tuple[Tensor, State]:
     """All layers and directions of a recurrent module, as torch arranges their weights and states."""
     has_biases, count, dropout, train, bidirectional, batch_first = options
     directions, step = 1 + bidirectional, 2 + 2 * has_biases
@@ -124,7 +130,9 @@ def lstm(tape: Tape, func: Any, x: Tensor, states: Any, weights: Any, *options: 
 
 
 def _one_state(cell: Cell) -> Any:
-    def run(tape: Tape, func: Any, x: Tensor, state: Any, weights: Any, *options: Any) -> tuple[Tensor, Tensor]:
+    def run(
+        tape: Tape, func: Any, x: Tensor, state: Any, weights: Any, *options: Any
+    ) -> tuple[Tensor, Tensor]:
         _refuse_packed(weights, options)
         output, (h,) = layers(tape, cell, x, (state,), weights, options)
         return output, h

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from saltflat.clipping.conv import Geometry, Patches, Taps
-from saltflat.clipping.parts import Dense, Part, precise
+from saltflat.clipping.parts import Dense, Part, precise, slack
 from saltflat.clipping.tape import DERIVATIONS, Tape, rule
 from saltflat.core.tree import Tree
 
@@ -117,7 +117,8 @@ class Standardisation:
         """||back(G_i)||^2 for every unit."""
         sums, along = torch.as_tensor(self.sums), torch.as_tensor(self.along)
         projected = sums.square() / self.unit[0].numel() + torch.where(self.clamped, 0, along.square())
-        square = part.scaled_square(self.slope) - projected @ self.slope.square()
+        scaled = part.scaled_square(self.slope)
+        square = scaled * (1 + slack(scaled.dtype)) - projected @ self.slope.square()
         if self.weight is None:
             square = torch.zeros_like(square)
         return square + along.square().sum(1) if self.gain is not None else square

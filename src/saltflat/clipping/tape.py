@@ -156,7 +156,9 @@ class Tape(TorchFunctionMode):
                 "each example must see the parameter in the same way: give it a leading axis of length 1"
             )
         copies = _Copies.apply(value, self._anchor, self.rows)
-        return self.watch(copies, lambda grad: [self.stack(source.name, grad.reshape(-1, *source.value.shape))])
+        return self.watch(
+            copies, lambda grad: [self.stack(source.name, grad.reshape(-1, *source.value.shape))]
+        )
 
     def stack(self, name: str, rows: Tensor) -> Dense:
         """Gradients per row -> gradients per unit."""

@@ -160,4 +160,3 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
     the user's rows, so a user moves the sum by at most the clip norm however many rows are real.
     """
     return PerExample(model, loss, rows, None, "user")
-

@@ -33,9 +33,10 @@ class Shifted:
     origin: Tree
 
     def norms(self) -> Tensor:
-        norms = self.chunk.norms()
-        square = norms.square() - 2 * self.chunk.dot(self.origin) + tree.norm(self.origin).square()
-        # Rounding leaves at most a tiny negative number where g_i = o; NaN stays NaN and is dropped later.
+        norms, length = self.chunk.norms(), tree.norm(self.origin)
+        square = norms.square() - 2 * self.chunk.dot(self.origin) + length.square()
+        # The terms cancel where g_i is near o: what rounding may have taken away is added, as `gram_square` does.
+        square = square + 16 * torch.finfo(norms.dtype).eps * (norms + length).square()
         return torch.where(square < 0, 0, square).sqrt().to(norms.dtype)
 
     def dot(self, direction: Tree) -> Tensor:

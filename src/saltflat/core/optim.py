@@ -156,7 +156,9 @@ def _at(rate: Rate, step: int) -> float:
 
 def _check_rate(rate: Rate) -> None:
     if not callable(rate) and not (rate > 0 and math.isfinite(rate)):
-        raise SettingError(f"a learning rate is positive and finite, or a function of the step; got lr={rate}")
+        raise SettingError(
+            f"a learning rate is positive and finite, or a function of the step; got lr={rate}"
+        )
 
 
 def _check_fraction(name: str, value: float) -> None:

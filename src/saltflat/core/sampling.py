@@ -39,7 +39,9 @@ class TensorUnits:
     def __post_init__(self) -> None:
         lengths = {len(t) for t in self.tensors}
         if len(lengths) != 1:
-            raise DataError(f"tensors of one length are needed, one row per unit; got lengths {sorted(lengths)}")
+            raise DataError(
+                f"tensors of one length are needed, one row per unit; got lengths {sorted(lengths)}"
+            )
 
     @property
     def count(self) -> int:

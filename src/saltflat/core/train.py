@@ -72,7 +72,9 @@ def train(plan: Plan, contribution: PerExample, units: Units, around: Surroundin
     check_step(contribution, params, units.take, count)
     done = 0
     for number, phase in enumerate(plan.phases):
-        for done, params in _steps(plan, phase, (contribution, units, count), around, (params, done)):
+        steps = _steps(plan, phase, (contribution, units, count), around, params)
+        for params in steps:
+            done += 1
             around.watch(Progress(done, number, params))
     put(params, model)
     return params
@@ -81,12 +83,9 @@ def train(plan: Plan, contribution: PerExample, units: Units, around: Surroundin
 Private = tuple[Contribution, Units, int]
 
 
-def _steps(
-    plan: Plan, phase: Phase, private: Private, around: Surroundings, start: tuple[Tree, int]
-) -> Iterator[tuple[int, Tree]]:
-    """The steps of one phase: draw, charge, ask, update."""
+def _steps(plan: Plan, phase: Phase, private: Private, around: Surroundings, params: Tree) -> Iterator[Tree]:
+    """The weights after each step of one phase: draw, charge, ask, update."""
     contribution, units, count = private
-    params, done = start
     state, memory = phase.method.init(params), phase.optimizer.init(params)
     release = Release(
         clip_norm=phase.clip_norm,
@@ -94,14 +93,14 @@ def _steps(
         expected_units=plan.expected_units,
         noise=around.noise,
     )
-    for step in range(phase.steps):
+    for _ in range(phase.steps):
         drawn = poisson(count, plan.rate, around.sampling)
         if around.meter is not None:
             around.meter.step(plan.rate, phase.noise_multiplier)
         ask = Ask(chunks_of(contribution, units, drawn, around.physical), release)
         direction, state = phase.method.step(ask, params, state)
         params, memory = phase.optimizer.step(params, direction, memory)
-        yield done + step + 1, params
+        yield params
 
 
 def chunks_of(contribution: Contribution, units: Units, drawn: Indices, most: int) -> Chunks:

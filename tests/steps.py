@@ -19,7 +19,9 @@ CRITERION = nn.CrossEntropyLoss(reduction="none")
 
 def network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)).double()
+    return nn.Sequential(
+        nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)
+    ).double()
 
 
 def examples(count: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -29,7 +31,13 @@ def examples(count: int = 12, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def phase(**changes: Any) -> Phase:
-    given = {"method": DPSGD(), "steps": 5, "noise_multiplier": 1.0, "clip_norm": 1.0, "optimizer": SGD(lr=0.1)}
+    given = {
+        "method": DPSGD(),
+        "steps": 5,
+        "noise_multiplier": 1.0,
+        "clip_norm": 1.0,
+        "optimizer": SGD(lr=0.1),
+    }
     return Phase(**{**given, **changes})
 
 
@@ -51,7 +59,10 @@ def ask_about(
     units = TensorUnits(tuple(data))
     contribution = per_example(model, loss or supervised(CRITERION))
     release = Release(
-        clip_norm=clip_norm, noise_multiplier=noise_multiplier, expected_units=1.0, noise=noise or FixedNoise()
+        clip_norm=clip_norm,
+        noise_multiplier=noise_multiplier,
+        expected_units=1.0,
+        noise=noise or FixedNoise(),
     )
     return Ask(chunks_of(contribution, units, np.arange(units.count), most), release)
 

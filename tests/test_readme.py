@@ -1,0 +1,26 @@
+"""The README's own code runs as printed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+    exec(compile(code, "README.md", "exec"), {})
+    spent = float(re.search(r"epsilon ([\d.]+) at delta 1e-5", capsys.readouterr().out)[1])
+    assert 2.97 <= spent <= 3.0
+
+
+def test_the_tree_names_real_places() -> None:
+    root = README.parent
+    tree = README.read_text().split("## The tree")[1]
+    for room in re.findall(r"^      (\w+)/ ", tree, flags=re.M):
+        assert (root / "src" / "saltflat" / room).is_dir(), room
+    for name in re.findall(r"\b(\w+\.py)\b", tree):
+        assert list((root / "src").rglob(name)) or list((root / "tests").rglob(name)), name
