@@ -146,6 +146,13 @@ def test_a_child_that_dies_is_an_error_and_not_a_crash(
     assert step.measure(step.Effort(1, 1.0, 1), "memory", "mlp", "sgd") == {"error": "the reason"}
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "two", "nan", "1.5"])
+def test_threads_must_be_a_positive_whole_number(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        step.arguments(["--threads", text])
+    assert "--threads" in capsys.readouterr().err
+
+
 def row(model: str, engine: str, ratio: float | None, peak: float | None) -> report.Row:
     return report.Row(model=model, engine=engine, ratio_to_sgd=ratio, peak_mb=peak)
 
@@ -160,8 +167,8 @@ def test_board_takes_geometric_means_over_what_ran() -> None:
         )
     )
     assert (board.gain("a"), board.gain("b")) == (2.0, 6.0)
-    assert report._summary(board, "opacus-ghost") == "6.00x\n2.00x\n2 of 2"
-    assert report._summary(board, "opacus-hooks") == "8.00x\n4.00x\n1 of 2"
+    assert report.summary(board, "opacus-ghost") == "6.00x\n2.00x\n2 of 2"
+    assert report.summary(board, "opacus-hooks") == "8.00x\n4.00x\n1 of 2"
     assert report.table(board).row_count == 3
 
 

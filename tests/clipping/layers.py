@@ -181,6 +181,21 @@ def frozen() -> nn.Module:
     return model
 
 
+class Written(nn.Module):
+    """Data written into a tensor that the forward pass made: it is data from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = torch.zeros(len(x), 4, 6, dtype=x.dtype)
+        states[:, 0] = self.first(x)
+        for t in range(1, 4):
+            states[:, t] = torch.tanh(self.second(states[:, t - 1].clone()))
+        return self.out(states.mean(1))
+
+
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
@@ -289,6 +304,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "bare parameters": Family(Bare, (5, 3)),
     "repeated layers": Family(Repeated, (4,)),
+    "written": Family(Written, (3,)),
     "frozen": Family(frozen, (4,)),
     "weight norm": Family(
         lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), *head(6)),

@@ -247,9 +247,11 @@ class Cancelling(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize("huge", [1e2, 1e4, 1e6, 1e8])
-def test_a_record_whose_positions_cancel_is_still_clipped(huge: float) -> None:
-    """In float32, two positions that nearly undo each other make the ghost norm mere rounding error."""
+HUGE = [1e2, 1e4, 1e6, 1e8]
+
+
+def norm_of_a_cancelling_record(huge: float) -> float:
+    """How far one record moves the sum, clip norm 1, whose two positions nearly undo each other in float32."""
     model = Cancelling()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 2, 16, generator=generator) * huge
@@ -260,17 +262,20 @@ def test_a_record_whose_positions_cancel_is_still_clipped(huge: float) -> None:
         y = predict(batch[0])
         return (y[:, 0] * pull).sum(1) - (y[:, 1] * pull).sum(1)
 
-    answer = flat(ask_about(model, (x,), loss=loss)(point_of(model)))
-    assert float(answer.norm()) <= 1.0 + 1e-3
+    return float(flat(ask_about(model, (x,), loss=loss)(point_of(model))).norm())
+
+
+@pytest.mark.parametrize("huge", HUGE)
+def test_a_record_whose_positions_cancel_is_still_clipped(huge: float) -> None:
+    """The ghost norm of such a record is mere rounding error."""
+    assert norm_of_a_cancelling_record(huge) <= 1.0 + 1e-3
 
 
 def test_mutant_plain_ghost_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     from saltflat.clipping import parts
 
     monkeypatch.setattr(parts, "gram_square", parts.pair_sum)
-    with pytest.raises(AssertionError):
-        for huge in (1e2, 1e4, 1e6, 1e8):
-            test_a_record_whose_positions_cancel_is_still_clipped(huge)
+    assert max(map(norm_of_a_cancelling_record, HUGE)) > 1.5
 
 
 def test_denominator_is_a_constant() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from saltflat.privacy.noise import (
     SecureNoise,
     SeededNoise,
     discrete_gaussian,
+    discrete_noised,
     grid_sensitivity,
     round_to_grid,
 )
@@ -268,6 +270,22 @@ def test_leaves_have_the_shapes_and_dtypes_of_like() -> None:
     assert SecureNoise().normal({}) == {}
 
 
+def test_noise_does_not_care_for_modes_of_the_caller_or_threads() -> None:
+    """Inference mode, another default device and another thread, each before and after plain use."""
+
+    def draw() -> bool:
+        with torch.inference_mode():
+            inside = SecureNoise().normal(LIKE)
+        with torch.device("meta"):
+            there = SecureNoise().normal(LIKE)
+        outside = SecureNoise().normal(LIKE)
+        return repeats([{k: v.clone() for k, v in inside.items()}, there, outside]) == 0
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(job.result() for job in [pool.submit(draw) for _ in range(4)])
+    assert draw()
+
+
 def test_noise_refuses_what_is_not_real_and_floating() -> None:
     for dtype in (torch.int64, torch.complex64, torch.bool):
         with pytest.raises(ModelError, match="leaf 'w'"):
@@ -384,3 +402,42 @@ def test_a_spacing_is_finite_and_positive(spacing: float) -> None:
         round_to_grid({"w": torch.zeros(1)}, spacing)
     with pytest.raises(SettingError, match="spacing="):
         grid_sensitivity(1.0, spacing, 3)
+
+
+def test_the_discrete_mechanism_adds_the_noise_that_was_asked_for() -> None:
+    n, spacing = 200_000, 2.0**-8
+    total = {"a": torch.full((n,), 3.25), "b": torch.full((2, n // 2), -1.0, dtype=torch.float64)}
+    released = discrete_noised(total, sensitivity=2.0, noise_multiplier=1.5, spacing=spacing)
+    std = 1.5 * grid_sensitivity(2.0, spacing, 2 * n)
+    for name, leaf in total.items():
+        assert (released[name].shape, released[name].dtype) == (leaf.shape, leaf.dtype)
+        noise = (released[name] - leaf).double().flatten() / std
+        assert abs(float((noise * noise).mean()) - 1) < 5.5 * math.sqrt(2 / n) + spacing
+        assert torch.equal(released[name] / spacing, (released[name] / spacing).round())
+
+
+def test_the_discrete_mechanism_takes_any_total_without_an_error() -> None:
+    """An error that depends on the data would tell about it."""
+    total = {"w": torch.tensor([1e300, -1e300, 0.1], dtype=torch.float64)}
+    released = discrete_noised(total, sensitivity=1.0, noise_multiplier=1.0, spacing=2.0**-10)
+    assert torch.isfinite(released["w"]).all()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"spacing": 0.1},
+        {"spacing": math.nan},
+        {"spacing": 2.0**-40},
+        {"sensitivity": -1.0},
+        {"sensitivity": math.nan},
+        {"sensitivity": math.inf},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": math.nan},
+    ],
+    ids=str,
+)
+def test_the_discrete_mechanism_refuses_wrong_settings(wrong: dict[str, float]) -> None:
+    settings = {"sensitivity": 1.0, "noise_multiplier": 1.0, "spacing": 2.0**-8, **wrong}
+    with pytest.raises(SettingError):
+        discrete_noised({"w": torch.zeros(4)}, **settings)

@@ -122,7 +122,7 @@ class Tape(TorchFunctionMode):
         if all(shared):
             return self._derive(func, args, kwargs, tensors)
         if not any(id(t) in self._weights for t in tensors):
-            return func(*args, **kwargs)
+            return self._run_and_watch_writes(func, args, kwargs, tensors)
         return RULES.get(func, RULES[None])(self, func, *args, **kwargs)
 
     # What rules use ---------------------------------------------------------------------------------
@@ -204,6 +204,15 @@ class Tape(TorchFunctionMode):
         for part in parts:
             name = part.names[0]
             self.uses[name] = laid(self.uses.get(name, []), part)
+
+    def _run_and_watch_writes(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Run a function of data and constants; a constant that data was written into is data from now on."""
+        before = [(t, t._version) for t in tensors if id(t) in self._shared]
+        result = func(*args, **kwargs)
+        for tensor, version in before:
+            if tensor._version != version:
+                del self._shared[id(tensor)]
+        return result
 
     def _derive(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if not any(id(t) in self._weights for t in tensors):
