@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -27,7 +29,8 @@ from saltflat import (
     train,
 )
 from saltflat.core.train import Progress
-from saltflat.errors import AccountingError, SettingError
+from saltflat.errors import AccountingError, BudgetError, SettingError
+from saltflat.privacy.ledger import Budget, Ledger
 
 INFINITE = float("inf")
 
@@ -114,6 +117,22 @@ class TestLoop:
         two = plan(phase(steps=2), phase(steps=1, noise_multiplier=4.0, method=SAM(0.1)))
         run(two, noise=Source(), meter=Meter())
         assert events == [(0.5, 1.0), "noise", (0.5, 1.0), "noise", (0.5, 4.0), "noise", "noise"]
+
+    def test_a_ledger_is_a_meter(self, tmp_path: Path) -> None:
+        with Ledger.open(tmp_path / "twelve.ledger", dataset="twelve") as ledger:
+            with ledger.run("one", unit="example", block=2) as meter:
+                run(plan(phase(steps=5)), meter=meter)
+            assert ledger.history.steps() == {(0.5, 1.0): 5}
+            assert ledger.epsilon(1e-5) == pytest.approx(plan(phase(steps=5)).epsilon(1e-5))
+
+    def test_the_step_past_the_budget_is_not_taken(self, tmp_path: Path) -> None:
+        noise, most = FixedNoise(), plan(phase(steps=3)).epsilon(1e-5)
+        budget = Budget(epsilon=most * 1.001, delta=1e-5)
+        with Ledger.open(tmp_path / "twelve.ledger", dataset="twelve", budget=budget) as ledger:
+            meter = ledger.run("one", unit="example")
+            with pytest.raises(BudgetError):
+                run(plan(phase(steps=5)), meter=meter, noise=noise)
+        assert noise.calls == 3
 
     def test_progress(self) -> None:
         seen: list[Progress] = []

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from saltflat.cli import budget, ledger
+from saltflat.cli import budget, demo, ledger
 from saltflat.errors import SaltflatError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = (budget, ledger)
+_COMMANDS = (demo, budget, ledger)
 
 for command in _COMMANDS:
     command.register(app)

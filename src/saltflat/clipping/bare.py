@@ -68,8 +68,8 @@ def anything_else(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
     """A function that no rule covers: `torch.func.vmap` over the rows, for this function alone."""
     log.info("no rule for %s: its rows are taken apart with torch.func.vmap", _title(func))
     leaves, rebuild = torch.utils._pytree.tree_flatten((args, kwargs))
-    moving = {i: _rows_of(tape, leaf, func) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
-    moving = {i: leaf for i, leaf in moving.items() if leaf is not None}
+    taken = {i: _rows_of(tape, leaf, func) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    moving = {i: rows for i, rows in taken.items() if rows is not None}
 
     def one_row(*mine: Tensor) -> Any:
         filled = list(leaves)

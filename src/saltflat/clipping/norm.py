@@ -35,9 +35,9 @@ def layer_norm(
         parts: list[Part] = []
         if w is not None:
             total = scale.mT @ (flat * of_x) - (scale * shift).mT @ flat
-            parts.append(tape.stack(w.name, total.view(-1, *weight.shape)))
+            parts.append(tape.stack(w.name, total.view(-1, *w.value.shape)))
         if b is not None:
-            parts.append(tape.stack(b.name, flat.sum(1).view(-1, *bias.shape)))
+            parts.append(tape.stack(b.name, flat.sum(1).view(-1, *b.value.shape)))
         return parts
 
     return tape.watch(y, keep)

@@ -83,7 +83,7 @@ class Weight:
     ):
         self.name = name
         self.value = value
-        self.source = repeats.source if repeats else self
+        self.source: Weight = repeats.source if repeats else self
         self.how = how  # a rule's own way back to the parameters, where it has one
         self._traced = traced
 

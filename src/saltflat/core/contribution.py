@@ -27,7 +27,8 @@ Loss = Callable[[Predict, Batch], Tensor]
 class Contribution(Protocol):
     """Turns a physical batch into its units' gradients at the asked points."""
 
-    unit: str
+    @property
+    def unit(self) -> str: ...
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
 
