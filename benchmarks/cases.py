@@ -60,4 +60,4 @@ CASES = {
         words=True,
     ),
 }
-QUICK = ("mlp", "tutorial-cnn", "lstm")
+QUICK = ("tutorial-cnn", "dpnas-mnist", "lstm")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import resource
 import statistics
 import sys
@@ -18,7 +19,8 @@ import torch
 from cases import CASES, Case
 from engines import Step, engine
 
-WARM_UP = 2
+WARM_UP = 1
+SLOW, SLOW_ROUNDS = 10, 3  # engines this many times slower than the fastest take part in so many rounds only
 MEMORY_STEPS = 3
 
 
@@ -54,17 +56,21 @@ class Race:
     errors: dict[str, str] = field(default_factory=dict)
 
     def round(self, turn: int) -> float:
-        """One step of every engine still running; which one begins rotates with ``turn``."""
-        names = list(self.steps)
-        begin = turn % len(names) if names else 0
+        """A turn of every engine still running, in an order of its own for each ``turn``."""
+        names = [name for name in self.steps if turn < SLOW_ROUNDS or not self._is_slow(name)]
         started = time.perf_counter()
-        for name in names[begin:] + names[:begin]:
+        for name in random.Random(turn).sample(names, len(names)):
             self._take(name)
         return time.perf_counter() - started
 
+    def _is_slow(self, name: str) -> bool:
+        medians = {each: statistics.median(times) for each, times in self.seconds.items() if times}
+        return medians.get(name, 0.0) > SLOW * min(medians.values(), default=1.0)
+
     def _take(self, name: str) -> None:
-        started = time.perf_counter()
         try:
+            self.steps[name]()  # not timed: the one before left its own numbers in the cache
+            started = time.perf_counter()
             self.steps[name]()
         except Exception as error:
             self.errors[name] = reason(error)
@@ -92,10 +98,13 @@ def rounds_within(budget: float, one_round: float, *, least: int, most: int) -> 
 def times(case: Case, names: list[str], *, budget: float, least: int) -> dict[str, object]:
     """Median seconds of a step for every engine, all measured in turns in this one process."""
     race = enter(case, names)
-    one_round = [race.round(turn) for turn in range(WARM_UP)][-1]
+    for turn in range(WARM_UP):
+        race.round(turn)
     race.seconds.clear()
-    rounds = rounds_within(budget, one_round, least=least, most=8 * least)
-    for turn in range(rounds):
+    for turn in range(SLOW_ROUNDS):
+        race.round(turn)
+    rounds = SLOW_ROUNDS + rounds_within(budget, race.round(SLOW_ROUNDS), least=least, most=8 * least)
+    for turn in range(SLOW_ROUNDS + 1, rounds):
         race.round(turn)
     medians = {name: statistics.median(race.seconds[name]) for name in race.steps}
     return {"seconds": medians, "errors": race.errors, "rounds": rounds}
@@ -109,7 +118,7 @@ def main() -> None:
     parser.add_argument("engines", nargs="+")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for the timed rounds")
-    parser.add_argument("--least", type=int, default=15, help="fewest timed rounds")
+    parser.add_argument("--least", type=int, default=9, help="fewest timed rounds")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(given.threads)

@@ -66,7 +66,7 @@ def _cell(value: float | None, unit: str) -> str:
     return f"{value:.2f}{unit}" if unit == "x" else f"{value:.0f}{unit}"
 
 
-def _summary(board: Board, engine: str) -> str:
+def summary(board: Board, engine: str) -> str:
     """Geometric means of time and memory against plain SGD, and over how many models."""
     ratios = [board.row(model, engine).ratio_to_sgd for model in board.models()]
     memories = [board.memory_ratio(model, engine) for model in board.models()]
@@ -85,7 +85,7 @@ def table(board: Board) -> Table:
         rows = [board.row(model, engine) for engine in board.engines()]
         cells = [f"{_cell(row.ratio_to_sgd, 'x')}\n{_cell(row.peak_mb, ' MB')}" for row in rows]
         grid.add_row(model, *cells, _cell(board.gain(model), "x"))
-    means = [_summary(board, engine) for engine in board.engines()]
+    means = [summary(board, engine) for engine in board.engines()]
     gain = _mean(board.gain(model) for model in board.models())
     grid.add_row("geometric mean\n(time, memory,\nmodels it runs on)", *means, _cell(gain, "x"))
     return grid

@@ -49,7 +49,7 @@ def measure(effort: Effort, *arguments: str) -> dict[str, Any]:
         return {"error": f"killed by signal {-done.returncode}, out of memory perhaps"}
     if done.returncode > 0:
         return {"error": next(reversed(done.stderr.strip().splitlines()), "no reason given")[:160]}
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout.strip().splitlines()[-1])  # engines may print before the answer
 
 
 def measured_model(effort: Effort, model: str, engines: Sequence[str]) -> list[Row]:
@@ -79,39 +79,53 @@ def row(title: str, engine: str, *, found: dict[str, dict[str, Any]]) -> Row:
     )
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def positive(text: str) -> int:
+    """A whole number of at least 1, or argparse's refusal."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, or ``words`` in its place."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="three small models, a few rounds")
     parser.add_argument("--models", nargs="+", choices=CASES, metavar="MODEL", help=", ".join(CASES))
     parser.add_argument("--engines", nargs="+", choices=NAMES, metavar="ENGINE", help=", ".join(NAMES))
-    parser.add_argument("--threads", type=int, default=1, help="threads of every process (default 1)")
+    parser.add_argument(
+        "--threads", type=positive, default=os.cpu_count(), help="threads of every process (default: all)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
-    return parser.parse_args()
+    return parser.parse_args(words)
+
+
+def save(rows: Sequence[Row], file: Path | None) -> None:
+    """After every model, so that a run that is stopped leaves what it has measured."""
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
 
 
 def main() -> None:
     """Measure, print the table, and write the rows if asked to."""
     given = arguments()
     console = Console()
-    budget, least = (10.0, 5) if given.quick else (60.0, 15)
-    effort = Effort(given.threads, budget, least)
+    effort = Effort(given.threads, *((10.0, 5) if given.quick else (45.0, 9)))
     models = given.models or (QUICK if given.quick else tuple(CASES))
-    engines = dict.fromkeys(("sgd", *(given.engines or NAMES)))  # plain SGD is always there to divide by
-    console.print(machine(given.threads))
+    engines = tuple(dict.fromkeys(("sgd", *(given.engines or NAMES))))  # SGD is always there to divide by
+    console.print(machine(given.threads), highlight=False)
     rows: list[Row] = []
+    save(rows, given.json)  # a file that cannot be written is refused now, not after an hour
     for model in models:
-        console.print(f"measuring {CASES[model].title} ...")
-        rows += measured_model(effort, model, tuple(engines))
-        if given.json:
-            given.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        console.print(f"measuring {CASES[model].title} ...", highlight=False)
+        rows += measured_model(effort, model, engines)
+        save(rows, given.json)
     board = Board(tuple(rows))
-    wide = Console(width=max(console.width, 38 + 19 * len(engines)))
-    wide.print(table(board))
+    Console(width=max(console.width, 38 + 19 * len(engines))).print(table(board))
     for note in notes(board):
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -64,8 +64,9 @@ def norm(tree: Tree) -> Tensor:
     >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])}).item()
     5.0
     """
-    norms = torch.stack([torch.linalg.vector_norm(x, dtype=torch.float64) for x in tree.values()])
-    return torch.linalg.vector_norm(norms)
+    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+    norms = [torch.linalg.vector_norm(x, dtype=wide.get(x.dtype)).double() for x in tree.values()]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def climb(point: Tree, direction: Tree, radius: float) -> Tree:

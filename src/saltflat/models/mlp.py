@@ -1,0 +1,63 @@
+"""Multilayer perceptrons."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+from saltflat.errors import SettingError
+from saltflat.models.common import check_sizes
+
+
+def _perceptron(widths: tuple[int, ...]) -> nn.Module:
+    """Flatten, then linear layers with a ReLU between each two."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width_in, width in pairwise(widths):
+        layers += [nn.Linear(width_in, width), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])  # no ReLU after the last
+
+
+def mlp_mnist() -> nn.Module:
+    """784-512-128-10 with ReLU, for 1x28x28 images: 468,874 parameters.
+
+    >>> from saltflat.models import parameter_count
+    >>> parameter_count(mlp_mnist())
+    468874
+
+    Wang et al., "DPlis: Boosting Utility of Differentially Private Deep Learning via Randomized Smoothing",
+    PoPETs 2021.
+    """
+    return _perceptron((784, 512, 128, 10))
+
+
+def mlp_cifar() -> nn.Module:
+    """3072-1536-128-10 with ReLU, for 3x32x32 images: 4,918,154 parameters.
+
+    >>> from saltflat.models import parameter_count
+    >>> parameter_count(mlp_cifar())
+    4918154
+
+    Wang et al., DPlis, PoPETs 2021.
+    """
+    return _perceptron((3072, 1536, 128, 10))
+
+
+def transfer_head(*widths: int) -> nn.Module:
+    """Linear layers with ReLU between them, for the frozen features of a public network.
+
+    The papers' heads: 1280-256-256-100 on EfficientNet-b0 (CIFAR-100), 2048-32-83 and 2048-32-1000 on
+    ResNet-50 (faces).
+
+    >>> from saltflat.models import parameter_count
+    >>> [parameter_count(transfer_head(*widths)) for widths in ((1280, 256, 256, 100), (2048, 32, 83))]
+    [419428, 68307]
+    >>> parameter_count(transfer_head(2048, 32, 1000))
+    98568
+
+    Wang et al., DPlis, PoPETs 2021.
+    """
+    if len(widths) < 2:
+        raise SettingError(f"widths are {widths}; give at least two: the features' width and the classes")
+    check_sizes(**{f"width {i}": width for i, width in enumerate(widths)})
+    return _perceptron(widths)

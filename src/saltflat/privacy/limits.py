@@ -1,0 +1,84 @@
+"""What the accountants accept: every number is checked here once, NaN included, before any arithmetic."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+from saltflat.errors import AccountingError
+
+DELTA_FLOOR = 1e-30
+STEPS_CEILING = 10**9
+NOISE_RANGE = (1e-6, 1e12)
+
+
+def checked_delta(delta: object) -> float:
+    """``delta`` as a float in [1e-30, 1), or a refusal.
+
+    >>> checked_delta(1e-5)
+    1e-05
+    """
+    value = _real("delta", delta)
+    if DELTA_FLOOR <= value < 1:
+        return value
+    raise AccountingError(
+        f"delta is {delta}: it must be at least {DELTA_FLOOR:g} (below that no accountant is accurate) and "
+        "below 1; take about 1 / (10 x the number of units)"
+    )
+
+
+def checked_epsilon(epsilon: object) -> float:
+    """``epsilon`` as a finite float of at least 0, or a refusal."""
+    value = _real("epsilon", epsilon)
+    if 0 <= value < math.inf:
+        return value
+    raise AccountingError(f"epsilon is {epsilon}: it must be a finite number of at least 0")
+
+
+def checked_rate(rate: object) -> float:
+    """A sampling rate in (0, 1], or a refusal."""
+    value = _real("the sampling rate", rate)
+    if 0 < value <= 1:
+        return value
+    raise AccountingError(
+        f"the sampling rate is {rate}: it must be above 0 and at most 1; "
+        "it is the expected batch divided by the declared number of units"
+    )
+
+
+def checked_noise(noise_multiplier: object) -> float:
+    """A noise multiplier (sigma divided by the sensitivity), or a refusal.
+
+    >>> checked_noise(0.0)
+    Traceback (most recent call last):
+    saltflat.errors.AccountingError: the noise multiplier is 0.0: it must lie in [1e-06, 1e+12]; ...
+    """
+    value = _real("the noise multiplier", noise_multiplier)
+    low, high = NOISE_RANGE
+    if low <= value <= high:
+        return value
+    raise AccountingError(
+        f"the noise multiplier is {noise_multiplier}: it must lie in [{low:g}, {high:g}]; "
+        "without noise there is no privacy, and useful values are between 0.5 and 50"
+    )
+
+
+def checked_count(name: str, count: object, *, ceiling: int = STEPS_CEILING) -> int:
+    """A whole number from 1 to ``ceiling``, or a refusal."""
+    if isinstance(count, numbers.Integral) and not isinstance(count, bool) and 1 <= int(count) <= ceiling:
+        return int(count)
+    raise AccountingError(f"{name} is {count!r}: it must be a whole number from 1 to {ceiling}")
+
+
+def checked_share(share: object) -> float:
+    """A share of a budget in (0, 1], or a refusal."""
+    value = _real("a share", share)
+    if 0 < value <= 1:
+        return value
+    raise AccountingError(f"a share is {share}: it must be above 0 and at most 1")
+
+
+def _real(name: str, value: object) -> float:
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return float(value)
+    raise AccountingError(f"{name} is {value!r}: it must be a number")

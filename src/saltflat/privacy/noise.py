@@ -1,0 +1,387 @@
+"""Where the Gaussian noise comes from.
+
+A noise source has two things: ``private``, and ``normal(like)``, which gives independent standard Gaussians
+in the shapes, dtypes and devices of the tree ``like``. ``docs/noise.md`` says which attacks are covered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Protocol
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+from saltflat.core.tree import Tree, map_tree
+from saltflat.errors import ModelError, SettingError
+
+Integers = NDArray[np.int64]
+
+SEEDED = "NOT PRIVATE: seeded"
+
+_PAIRS = 1 << 17  # pairs of Gaussians per chunk: long enough for two threads, short enough for the cache
+_MAX_SCALE = 1 << 20  # keeps every product of the exact sampler below 2^63
+
+
+class Noise(Protocol):
+    """A source of standard Gaussians; ``private`` is False if anyone could repeat them."""
+
+    @property
+    def private(self) -> bool: ...
+
+    def normal(self, like: Tree) -> Tree: ...
+
+
+@dataclass(frozen=True)
+class SecureNoise:
+    """Gaussians that nobody can repeat: AES-256 in counter mode, under a new key at every call.
+
+    (sqrt(-2 ln u) cos t, sqrt(-2 ln u) sin t), u uniform on (0, 1) with 55 bits, t uniform on (-pi, pi)
+
+    *Guarantee*: each call takes a 256-bit key from the operating system and forgets it; within a call every
+    block has its own counter. The source holds no state, so there is none to save, copy, fork or restore.
+
+    >>> noise = SecureNoise().normal({"w": torch.zeros(2, 3)})
+    >>> noise["w"].shape, noise["w"].dtype, SecureNoise().private
+    (torch.Size([2, 3]), torch.float32, True)
+
+    Box and Muller, "A note on the generation of random normal deviates", 1958.
+    """
+
+    private: bool = field(default=True, init=False)
+    stamp: str = field(default="", init=False)
+
+    def normal(self, like: Tree) -> Tree:
+        """Independent standard Gaussians in the shape of ``like``."""
+        return _normal(_fresh_key(), like)
+
+
+class SeededNoise:
+    """The same Gaussians at every run with this seed, for debugging; whatever uses it is NOT PRIVATE.
+
+    >>> like = {"w": torch.zeros(4)}
+    >>> torch.equal(SeededNoise(7).normal(like)["w"], SeededNoise(7).normal(like)["w"])
+    True
+    >>> SeededNoise(7).private, SeededNoise(7).stamp
+    (False, 'NOT PRIVATE: seeded')
+    """
+
+    private = False
+    stamp = SEEDED
+
+    def __init__(self, seed: int) -> None:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise SettingError(f"seed={seed!r}: a whole number is needed")
+        self.seed = seed
+        self._calls = count()
+
+    def normal(self, like: Tree) -> Tree:
+        """The next standard Gaussians of this seed, in the shape of ``like``."""
+        name = f"saltflat seeded noise {self.seed} {next(self._calls)}"
+        return _normal(hashlib.sha256(name.encode()).digest(), like)
+
+
+@dataclass(frozen=True)
+class DiscreteNoise:
+    """Gaussians on the grid of step 1 / resolution, sampled exactly, with no floating-point arithmetic.
+
+    P(x = k / resolution) proportional to exp(-k^2 / (2 resolution^2)), k an integer
+
+    *Guarantee*: as a source alone, none against floating-point attacks: whoever scales and adds it rounds
+    again. :func:`discrete_noised` is the mechanism that is exact from end to end.
+
+    >>> x = DiscreteNoise(resolution=1024).normal({"w": torch.zeros(5, dtype=torch.float64)})["w"]
+    >>> bool((x * 1024 == (x * 1024).round()).all())
+    True
+
+    Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", 2020.
+    """
+
+    resolution: int = 1 << 16
+    private: bool = field(default=True, init=False)
+    stamp: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        _check_scale(self.resolution, "resolution")
+
+    def normal(self, like: Tree) -> Tree:
+        """Independent discrete Gaussians of variance 1 in the shape of ``like``."""
+        sizes = [leaf.numel() for leaf in like.values()]
+        whole = torch.from_numpy(discrete_gaussian(sum(sizes), scale=self.resolution))
+        flat = (whole.double() / self.resolution).split(sizes)
+        return {name: x.view(leaf.shape).to(leaf) for (name, leaf), x in zip(like.items(), flat, strict=True)}
+
+
+def _fresh_key() -> bytes:
+    return os.urandom(32)
+
+
+def _normal(key: bytes, like: Tree) -> Tree:
+    """Standard Gaussians from one key: a stream in float32 for every leaf but the float64 ones."""
+    for name, leaf in like.items():
+        if not leaf.is_floating_point():
+            raise ModelError(f"leaf {name!r} is {leaf.dtype}: noise needs real floating-point parameters")
+    double = {name: leaf for name, leaf in like.items() if leaf.dtype == torch.float64}
+    single = {name: leaf for name, leaf in like.items() if name not in double}
+    if not double:
+        return _split(key, single, torch.float32)
+    other = hashlib.sha256(b"saltflat float64" + key).digest()  # two streams never share a key
+    made = {**_split(key, single, torch.float32), **_split(other, double, torch.float64)}
+    return {name: made[name] for name in like}
+
+
+def _split(key: bytes, like: Tree, dtype: torch.dtype) -> Tree:
+    """One flat stream, cut into the leaves of ``like``."""
+    sizes = [leaf.numel() for leaf in like.values()]
+    total = sum(sizes)
+    flat = torch.empty(total + total % 2, dtype=dtype, device="cpu")
+    _fill(key, flat)
+    parts = flat[:total].split(sizes)
+    return {
+        name: part.view(leaf.shape).to(leaf) for (name, leaf), part in zip(like.items(), parts, strict=True)
+    }
+
+
+class _Workspace(threading.local):
+    """Arrays that one thread uses again: to allocate them at every call would cost more than to fill them."""
+
+    def __init__(self) -> None:
+        self.zeros = memoryview(bytes(16 * _PAIRS))
+        self.buffer = bytearray(16 * _PAIRS + 16)  # the cipher asks for one block more than it fills
+        with torch.inference_mode(False):  # else whoever calls first decides where they may be used
+            self.single = torch.empty((3, _PAIRS), dtype=torch.float32, device="cpu")
+            self.double = torch.empty((3, _PAIRS), dtype=torch.float64, device="cpu")
+
+
+_WORKSPACE = _Workspace()
+
+
+def _fill(key: bytes, out: Tensor) -> None:
+    """Fill the flat ``out``, of even length, with the Gaussians of one key, chunk by chunk."""
+    single = out.dtype == torch.float32
+    size = 12 if single else 16  # bytes of keystream per pair
+    box_muller = _box_muller_single if single else _box_muller_double
+    stream, space = _keystream(key), _WORKSPACE
+    scratch = space.single if single else space.double
+    words = torch.frombuffer(space.buffer, dtype=torch.int32 if single else torch.int64)
+    for piece in out.split(2 * _PAIRS) if len(out) else ():
+        n = len(piece) // 2
+        stream.update_into(space.zeros[: size * n], space.buffer)
+        bits = words[: size * n // words.itemsize].view(-1, n)
+        box_muller(bits, piece.view(2, n), scratch[:, :n])
+
+
+def _keystream(key: bytes) -> CipherContext:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+
+def _constant(value: float) -> Tensor:
+    """As a tensor of no dimensions: half the cost per call of a Python number."""
+    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device="cpu")
+
+
+_LOW_24, _LOW_31, _LOW_53 = (_constant(2**bits - 1) for bits in (24, 31, 53))
+_HALF_CELL_55, _HALF_CELL_53 = _constant(2.0**-56), _constant(2.0**-54)
+_HALF_TURN_32, _HALF_TURN_64 = (_constant(math.pi * 2.0**-bits) for bits in (32, 64))
+_MINUS_2 = _constant(-2.0)
+
+
+def _box_muller_single(bits: Tensor, out: Tensor, scratch: Tensor) -> None:
+    """u = a 2^-24 + b, b = (2 i + 1) 2^-56, with a of 24 and i of 31 bits; t = (j + 1/2) 2 pi / 2^32.
+
+    Rounding u to float32 would leave holes around radius 0, where u is next to 1. What the rounding lost,
+    e, is added back to first order: ln(u + e) = ln u + e, as exact as float32 can hold for every u.
+    """
+    high, low, angle = bits
+    a, b, u = scratch
+    a.copy_(high.bitwise_and_(_LOW_24))
+    b.copy_(low.bitwise_and_(_LOW_31))
+    torch.add(_HALF_CELL_55, b, alpha=2.0**-55, out=b)
+    torch.add(b, a, alpha=2.0**-24, out=u)
+    torch.sub(u, a, alpha=2.0**-24, out=a)
+    e = b.sub_(a)
+    t = torch.add(_HALF_TURN_32, a.copy_(angle), alpha=math.pi * 2.0**-31, out=a)
+    _polar(u.log_().add_(e), t, out)
+
+
+def _box_muller_double(bits: Tensor, out: Tensor, scratch: Tensor) -> None:
+    """u = (2 i + 1) 2^-54 with i of 53 bits; t = (j + 1/2) 2 pi / 2^64."""
+    high, angle = bits
+    t, _, u = scratch
+    u.copy_(high.bitwise_and_(_LOW_53))
+    torch.add(_HALF_CELL_53, u, alpha=2.0**-53, out=u)
+    torch.add(_HALF_TURN_64, t.copy_(angle), alpha=math.pi * 2.0**-63, out=t)
+    _polar(u.log_(), t, out)
+
+
+def _polar(log_u: Tensor, t: Tensor, out: Tensor) -> None:
+    """out = sqrt(-2 log_u) (cos t, sin t)."""
+    radius = log_u.mul_(_MINUS_2).sqrt_()
+    cos, sin = out
+    torch.cos(t, out=cos).mul_(radius)
+    torch.sin(t, out=sin).mul_(radius)
+
+
+def discrete_gaussian(shape: int | tuple[int, ...], scale: int) -> Integers:
+    """Integers with P(k) proportional to exp(-k^2 / (2 scale^2)), exactly, from secure random bits.
+
+    *Guarantee*: integer arithmetic only. Added to integers of L2 sensitivity S, the release satisfies
+    S^2 / (2 scale^2) zero-concentrated DP. The number of rejections, hence the time, is random.
+
+    >>> discrete_gaussian((2, 3), scale=10).shape
+    (2, 3)
+
+    Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", 2020, algorithm 3.
+    """
+    _check_scale(scale, "scale")
+    total = int(np.prod(shape, dtype=np.int64))
+    found: list[Integers] = []
+    missing = total
+    while missing > 0:
+        found.append(_accepted(2 * missing + 32, scale)[:missing])
+        missing -= len(found[-1])
+    return np.concatenate([np.zeros(0, np.int64), *found]).reshape(shape)
+
+
+def round_to_grid(tree: Tree, spacing: float) -> Tree:
+    """The nearest multiple of ``spacing``, coordinate by coordinate.
+
+    *Guarantee*: rounding moves each of D coordinates by at most spacing / 2, so a tree of L2 sensitivity S
+    has sensitivity at most ``grid_sensitivity(S, spacing, D)`` afterwards.
+
+    >>> round_to_grid({"w": torch.tensor([0.3, 0.9])}, spacing=0.5)["w"]
+    tensor([0.5000, 1.0000])
+    """
+    _check_spacing(spacing)
+    return map_tree(lambda x: torch.round(x / spacing) * spacing, tree)
+
+
+def grid_sensitivity(sensitivity: float, spacing: float, size: int) -> float:
+    """S + spacing sqrt(D): the L2 sensitivity of a tree of D = ``size`` coordinates once on the grid.
+
+    >>> grid_sensitivity(1.0, spacing=0.01, size=100)
+    1.1
+    """
+    _check_spacing(spacing)
+    return sensitivity + spacing * math.sqrt(size)
+
+
+def discrete_noised(total: Tree, *, sensitivity: float, noise_multiplier: float, spacing: float) -> Tree:
+    """``total`` on the grid plus a discrete Gaussian, in whole numbers: the whole discrete mechanism.
+
+    spacing (round(total / spacing) + k), P(k) proportional to exp(-k^2 / (2 scale^2)),
+    scale = ceil(noise_multiplier grid_sensitivity(sensitivity, spacing, D) / spacing)
+
+    *Guarantee*: if adding or removing a unit moves ``total`` by at most ``sensitivity``, the release is
+    1 / (2 noise_multiplier^2) zero-concentrated DP as computed, not only on paper.
+
+    >>> total = {"w": torch.zeros(3, dtype=torch.float64)}
+    >>> x = discrete_noised(total, sensitivity=1.0, noise_multiplier=2.0, spacing=2**-10)["w"]
+    >>> bool((x * 2**10 == (x * 2**10).round()).all())
+    True
+
+    Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", 2020.
+    """
+    _check_power_of_two(spacing)
+    sizes = [leaf.numel() for leaf in total.values()]
+    if not (0 < sensitivity < math.inf and 0 < noise_multiplier < math.inf):
+        raise SettingError(f"{sensitivity=} and {noise_multiplier=}: finite numbers above 0 are needed")
+    scale = math.ceil(noise_multiplier * grid_sensitivity(sensitivity, spacing, sum(sizes)) / spacing)
+    _check_scale(scale, "noise_multiplier * sensitivity / spacing")
+    noise = torch.from_numpy(discrete_gaussian(sum(sizes), scale=scale)).split(sizes)
+    return {
+        name: ((_whole(leaf, spacing) + k.view(leaf.shape)) * spacing).to(leaf)
+        for (name, leaf), k in zip(total.items(), noise, strict=True)
+    }
+
+
+def _whole(leaf: Tensor, spacing: float) -> Tensor:
+    """round(leaf / spacing), exactly; the clamp moves no two values apart, so it costs no privacy."""
+    return (leaf.detach().cpu().double() / spacing).round().clamp(-(2.0**52), 2.0**52)
+
+
+def _check_power_of_two(spacing: float) -> None:
+    _check_spacing(spacing)
+    if math.frexp(spacing)[0] != 0.5:
+        raise SettingError(f"spacing={spacing!r}: a power of two is needed, so that dividing by it is exact")
+
+
+def _check_scale(scale: int, name: str) -> None:
+    whole = isinstance(scale, int) and not isinstance(scale, bool)
+    if not (whole and 1 <= scale <= _MAX_SCALE):
+        raise SettingError(f"{name}={scale!r}: a whole number from 1 to {_MAX_SCALE} is needed")
+
+
+def _check_spacing(spacing: float) -> None:
+    if not (math.isfinite(spacing) and spacing > 0):
+        raise SettingError(f"spacing={spacing!r}: a finite number above 0 is needed")
+
+
+def _accepted(tries: int, scale: int) -> Integers:
+    """Draws of a discrete Laplace that pass the test which makes them discrete Gaussians."""
+    y = _discrete_laplace(tries, scale)
+    gap = np.abs(np.abs(y) - scale)
+    return y[_bernoulli_exp(gap * gap, 2 * scale * scale)]
+
+
+def _discrete_laplace(tries: int, scale: int) -> Integers:
+    """Up to ``tries`` integers with P(k) proportional to exp(-|k| / scale)."""
+    u = _below(np.full(tries, scale))
+    u = u[_bernoulli_exp(u, scale)]
+    size = u + scale * _geometric(len(u))
+    negative = _below(np.full(len(u), 2)) == 1
+    keep = ~(negative & (size == 0))  # 0 has one sign only
+    return np.where(negative, -size, size)[keep]
+
+
+def _geometric(n: int) -> Integers:
+    """How many Bernoulli(1/e) succeed before the first failure."""
+    total = np.zeros(n, np.int64)
+    alive = np.arange(n)
+    while len(alive):
+        alive = alive[_bernoulli_exp_unit(np.ones(len(alive), np.int64), 1)]
+        total[alive] += 1
+    return total
+
+
+def _bernoulli_exp(x: Integers, y: int) -> NDArray[np.bool_]:
+    """True with probability exp(-x / y), exactly: x // y times exp(-1), and the rest."""
+    whole, rest = np.divmod(x, y)
+    good = _bernoulli_exp_unit(rest, y)
+    good &= _geometric(len(x)) >= whole
+    return good
+
+
+def _bernoulli_exp_unit(x: Integers, y: int) -> NDArray[np.bool_]:
+    """True with probability exp(-x / y), 0 <= x <= y: Bernoulli(x / (k y)) first fails at an odd k."""
+    odd = np.zeros(len(x), np.bool_)
+    alive = np.arange(len(x))
+    for k in count(1):
+        if not len(alive):
+            return odd
+        success = _below(np.full(len(alive), k * y)) < x[alive]
+        odd[alive[~success]] = k % 2 == 1
+        alive = alive[success]
+    raise AssertionError("count() does not end")
+
+
+def _below(bound: Integers) -> Integers:
+    """Uniform integers in [0, bound), without bias: words above the last multiple are redrawn."""
+    limit = (2**63 - 1) // bound * bound
+    value = _words63(len(bound))
+    while len(bad := np.flatnonzero(value >= limit)):
+        value[bad] = _words63(len(bad))
+    return value % bound
+
+
+def _words63(n: int) -> Integers:
+    bits = np.frombuffer(_keystream(_fresh_key()).update(bytes(8 * n)), np.uint64)
+    return (bits >> np.uint64(1)).astype(np.int64)
