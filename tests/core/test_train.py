@@ -18,6 +18,7 @@ from saltflat import (
     SAT,
     SGD,
     Adam,
+    DatasetUnits,
     Phase,
     Plan,
     Surroundings,
@@ -151,6 +152,12 @@ class TestLoop:
         model = network()
         train(plan(phase(steps=3)), per_example(model, supervised(CRITERION)), Shy(examples()))
         assert Shy.reads == 1
+
+    def test_datasets_are_as_good_as_tensors(self) -> None:
+        data = torch.utils.data.TensorDataset(*examples())
+        around = Surroundings(noise=FixedNoise(), sampling=np.random.default_rng(0), physical=5)
+        params = train(plan(), per_example(network(), supervised(CRITERION)), DatasetUnits.of(data), around)
+        assert torch.equal(flat(params), flat(run(plan())))
 
     def test_an_empty_draw_is_a_step_like_any_other(self) -> None:
         noise = FixedNoise()

@@ -15,6 +15,7 @@ from saltflat.clipping.tape import DERIVATIONS, Tape, rule, tensors_in
 from saltflat.errors import ModelError
 
 log = logging.getLogger("saltflat")
+_told: set[str] = set()  # functions that the log has named already
 
 ELEMENTWISE = [
     getattr(owner, name)
@@ -66,7 +67,7 @@ def repeat(tape: Tape, func: Any, value: Tensor, *sizes: Any, **kwargs: Any) -> 
 @rule(None)
 def anything_else(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
     """A function that no rule covers: `torch.func.vmap` over the rows, for this function alone."""
-    log.info("no rule for %s: its rows are taken apart with torch.func.vmap", _title(func))
+    _tell_once(_title(func))
     leaves, rebuild = torch.utils._pytree.tree_flatten((args, kwargs))
     taken = {i: _rows_of(tape, leaf, func) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
     moving = {i: rows for i, rows in taken.items() if rows is not None}
@@ -106,6 +107,12 @@ def _rows_of(tape: Tape, leaf: Tensor, func: Any) -> Tensor | None:
             f"({tape.rows} rows); keep the batch on the first axis (batch_first=True)"
         )
     return leaf
+
+
+def _tell_once(title: str) -> None:
+    if title not in _told:
+        _told.add(title)
+        log.warning("no rule for %s: its rows are taken apart with torch.func.vmap, exact but slow", title)
 
 
 def _title(func: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
 from saltflat.errors import DataError, SettingError
 
@@ -50,6 +51,27 @@ class TensorUnits:
     def take(self, indices: Indices) -> tuple[Tensor, ...]:
         where = torch.from_numpy(indices)
         return tuple(t[where.to(t.device)] for t in self.tensors)
+
+
+@dataclass(frozen=True)
+class DatasetUnits:
+    """Examples in a map-style dataset: item i is unit i. Its length is read once, here.
+
+    >>> data = torch.utils.data.TensorDataset(torch.arange(4.0), torch.tensor([0, 1, 0, 1]))
+    >>> DatasetUnits.of(data).take(np.array([2, 3]))
+    [tensor([2., 3.]), tensor([0, 1])]
+    """
+
+    dataset: Dataset
+    count: int
+    collate: Callable[[list], Batch] = default_collate
+
+    @classmethod
+    def of(cls, dataset: Dataset, collate: Callable[[list], Batch] = default_collate) -> DatasetUnits:
+        return cls(dataset, len(dataset), collate)  # type: ignore[arg-type]
+
+    def take(self, indices: Indices) -> Batch:
+        return self.collate([self.dataset[int(i)] for i in indices])
 
 
 def poisson(count: int, rate: float, source: np.random.Generator) -> Indices:
