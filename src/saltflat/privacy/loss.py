@@ -36,7 +36,7 @@ FINE = Grid(fraction=0.05, points=100_000)
 COARSE = Grid(fraction=0.1, points=40_000)
 
 _MIXTURE_POINTS = 4_000  # dp_accounting inverts a mixture's loss by bisection, 0.3 ms a point
-_COMPOSED_POINTS = 1_000_000
+_COMPOSED_POINTS = 1_000_000  # about: dp_accounting bounds a long composition's range only loosely
 _LEAST_SPACING = 1e-8  # closer points differ by less than the rounding of the normal distribution function
 
 
@@ -120,8 +120,9 @@ def _spacing(parts: Leaves, adjacency: Adjacency, grid: Grid) -> tuple[float, bo
     mixed = any(isinstance(leaf, MixtureOfGaussiansDpEvent) for leaf, _ in parts)
     points = min(grid.points, _MIXTURE_POINTS) if mixed else grid.points
     wanted = grid.fraction * deviation / math.sqrt(steps)
-    widest = max(max(top for _, _, top in widths) / points, 40 * deviation / _COMPOSED_POINTS)
-    least = max(widest, _LEAST_SPACING)
+    per_step = max(top for _, _, top in widths) / points
+    composed = max(40 * deviation, *(count * width**2 / (4 * top) for count, width, top in widths))
+    least = max(per_step, composed / _COMPOSED_POINTS, _LEAST_SPACING)
     return max(wanted, least), wanted >= least
 
 
