@@ -270,7 +270,7 @@ def falls_below_exact(found: loss.Loss) -> bool:
     return any(found.epsilon(delta) < exact(delta) for delta in np.geomspace(1e-13, 1e-3, 41))
 
 
-@pytest.mark.parametrize("steps", [10, 1_000, 10_000, 100_000])
+@pytest.mark.parametrize("steps", [10, 1_000, 10_000, 100_000, 1_234_567])
 def test_composition_stays_above_the_exact_curve(steps: int) -> None:
     assert not falls_below_exact(numerical(steps))
 

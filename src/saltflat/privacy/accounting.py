@@ -142,7 +142,8 @@ def epsilon_unamplified(event: DpEvent, delta: float, *, adjacency: Adjacency = 
 
 def _pld_epsilon(parts: Leaves, delta: float, adjacency: Adjacency) -> tuple[float, bool]:
     """The PLD bound, and whether it is accurate enough to contradict another one."""
-    found = losses.loss(parts, adjacency, FINE) if losses.covers(parts, adjacency) else None
+    usable = losses.covers(parts, adjacency) and not losses.hidden(losses.slack(parts), delta)
+    found = losses.loss(parts, adjacency, FINE) if usable else None
     if found is None:
         return math.inf, False
     value = found.epsilon(delta) * (1 + 1e-9)

@@ -37,6 +37,7 @@ COARSE = Grid(fraction=0.1, points=40_000)
 
 _MIXTURE_POINTS = 4_000  # dp_accounting inverts a mixture's loss by bisection, 0.3 ms a point
 _COMPOSED_POINTS = 1_000_000  # about: dp_accounting bounds a long composition's range only loosely
+_STAGE = 100_000
 _LEAST_SPACING = 1e-8  # closer points differ by less than the rounding of the normal distribution function
 
 
@@ -50,13 +51,18 @@ class Loss:
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon at ``delta``; infinity where rounding could hide more than delta / 10."""
-        if self.slack > delta / 10:
+        if hidden(self.slack, delta):
             return math.inf
         return _finite(self.distribution.get_epsilon_for_delta(delta - self.slack), otherwise=math.inf)
 
     def delta(self, epsilon: float) -> float:
         """An upper bound on delta at ``epsilon``."""
         return min(1.0, _finite(self.distribution.get_delta_for_epsilon(epsilon), otherwise=1.0) + self.slack)
+
+
+def hidden(slack: float, delta: float) -> bool:
+    """Whether rounding could hide more than a tenth of ``delta``."""
+    return slack > delta / 10
 
 
 def _finite(value: float, *, otherwise: float) -> float:
@@ -82,11 +88,24 @@ def loss(parts: Leaves, adjacency: Adjacency, grid: Grid) -> Loss | None:
         with np.errstate(all="ignore"):
             total = privacy_loss_distribution.identity(spacing)
             for leaf, count in parts:
-                total = total.compose(_one(leaf, adjacency, spacing).self_compose(count))
+                total = total.compose(_many(_one(leaf, adjacency, spacing), count))
     except (ArithmeticError, ValueError, MemoryError):
         return None
-    steps = sum(count for _, count in parts)
-    return Loss(total, slack=1e-14 + 1e-15 * steps, resolved=resolved)
+    return Loss(total, slack=slack(parts), resolved=resolved)
+
+
+def slack(parts: Leaves) -> float:
+    """What rounding may have hidden of delta."""
+    return 1e-14 + 1e-15 * sum(count for _, count in parts)
+
+
+def _many(one: PrivacyLossDistribution, count: int) -> PrivacyLossDistribution:
+    """``count`` runs; in two stages if many, because dp_accounting first computes points ** count exactly."""
+    if count < 2 * _STAGE:
+        return one.self_compose(count)
+    stages, rest = divmod(count, _STAGE)
+    whole = one.self_compose(_STAGE).self_compose(stages)
+    return whole.compose(one.self_compose(rest)) if rest else whole
 
 
 @lru_cache(maxsize=16)
