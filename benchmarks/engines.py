@@ -15,6 +15,8 @@ from cases import Batch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saltflat.core.memory import keep_freed_memory
+
 Step = Callable[[], None]
 Build = Callable[[nn.Module, Batch], Step]
 
@@ -44,6 +46,12 @@ def sgd(model: nn.Module, batch: Batch) -> Step:
         optimizer.zero_grad(set_to_none=True)
 
     return step
+
+
+def sgd_kept(model: nn.Module, batch: Batch) -> Step:
+    """Plain training in a process that keeps freed memory, as saltflat's does: what that alone is worth."""
+    keep_freed_memory()
+    return sgd(model, batch)
 
 
 def _private(model: nn.Module, batch: Batch, *, mode: str) -> tuple:
@@ -95,6 +103,7 @@ def opacus_ghost(model: nn.Module, batch: Batch) -> Step:
 
 ENGINES: dict[str, Build] = {
     "sgd": sgd,
+    "sgd-kept": sgd_kept,
     "opacus-hooks": partial(opacus, mode="hooks"),
     "opacus-functorch": partial(opacus, mode="functorch"),
     "opacus-ew": partial(opacus, mode="ew"),

@@ -9,20 +9,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from cases import CASES, QUICK
 from engines import NAMES, missing
+from race import Race, Runner, run
 from report import Board, Row, machine, notes, table
 from rich.console import Console
-
-CHILD = Path(__file__).with_name("child.py")
-PATIENCE = 3600  # seconds after which a measurement is given up
 
 
 @dataclass(frozen=True)
@@ -34,48 +30,26 @@ class Effort:
     least: int
 
 
-def measure(effort: Effort, *arguments: str) -> dict[str, Any]:
-    """Run ``child.py`` in a fresh process; whatever happens to it becomes ``{"error": reason}``."""
-    options = [f"--{name}={value}" for name, value in asdict(effort).items()]
-    threads = {"OMP_NUM_THREADS": str(effort.threads), "MKL_NUM_THREADS": str(effort.threads)}
-    command = [sys.executable, str(CHILD), *options, *arguments]
-    try:
-        done = subprocess.run(
-            command, env=os.environ | threads, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"gave up after {PATIENCE} s"}
-    if done.returncode < 0:
-        return {"error": f"killed by signal {-done.returncode}, out of memory perhaps"}
-    if done.returncode > 0:
-        return {"error": next(reversed(done.stderr.strip().splitlines()), "no reason given")[:160]}
-    return json.loads(done.stdout.strip().splitlines()[-1])  # engines may print before the answer
-
-
 def measured_model(effort: Effort, model: str, engines: Sequence[str]) -> list[Row]:
-    """Memory first, each engine in its own process: what fails there is kept out of the timed rounds."""
-    found: dict[str, dict[str, Any]] = {}
-    for name in engines:
-        skipped = missing(name)
-        found[name] = {"error": skipped} if skipped else measure(effort, "memory", model, name)
-    running = [name for name in engines if "error" not in found[name]]
-    timed = measure(effort, "time", model, *running) if running else {}
-    for name in running:
-        found[name]["seconds"] = timed.get("seconds", {}).get(name)
-        found[name]["error"] = timed.get("error") or timed.get("errors", {}).get(name)
-    return [row(CASES[model].title, name, found=found) for name in engines]
+    """Time and peak memory of every engine on one model; plain SGD is the first of them."""
+    able = [name for name in engines if not missing(name)]
+    race = run(
+        Race(partial(Runner, model, threads=effort.threads)), able, budget=effort.budget, least=effort.least
+    )
+    return [row(CASES[model].title, name, race=race) for name in engines]
 
 
-def row(title: str, engine: str, *, found: dict[str, dict[str, Any]]) -> Row:
+def row(title: str, engine: str, *, race: Race) -> Row:
     """One engine's figures, beside those of plain SGD."""
-    mine, plain = found[engine].get("seconds"), found.get("sgd", {}).get("seconds")
+    medians = race.medians()
+    mine, plain = medians.get(engine), medians.get("sgd")
     return Row(
         model=title,
         engine=engine,
         ratio_to_sgd=mine / plain if mine and plain else None,
-        peak_mb=found[engine].get("peak_mb"),
+        peak_mb=race.peak_mb.get(engine) if mine else None,
         median_ms=1000 * mine if mine else None,
-        note=found[engine].get("error") or "",
+        note=race.errors.get(engine) or missing(engine),
     )
 
 
@@ -112,7 +86,7 @@ def main() -> None:
     """Measure, print the table, and write the rows if asked to."""
     given = arguments()
     console = Console()
-    effort = Effort(given.threads, *((10.0, 5) if given.quick else (45.0, 9)))
+    effort = Effort(given.threads, *((10.0, 3) if given.quick else (60.0, 7)))
     models = given.models or (QUICK if given.quick else tuple(CASES))
     engines = tuple(dict.fromkeys(("sgd", *(given.engines or NAMES))))  # SGD is always there to divide by
     console.print(machine(given.threads), highlight=False)

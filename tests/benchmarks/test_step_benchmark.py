@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 import cases
 import child
 import engines
+import race
 import report
 import step
 
@@ -60,7 +60,7 @@ def moved(case: cases.Case, name: str, monkeypatch: pytest.MonkeyPatch) -> torch
 
 
 @TINY_CASES
-@pytest.mark.parametrize("name", [name for name in engines.ENGINES if name != "sgd"])
+@pytest.mark.parametrize("name", [name for name in engines.ENGINES if name.startswith("opacus")])
 def test_opacus_engines_take_the_clipped_mean(
     case: cases.Case, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,66 +94,115 @@ def test_every_model_takes_its_batch() -> None:
         assert torch.isfinite(engines.cross_entropy(small.model()(inputs), targets))
 
 
-def test_race_changes_the_order_and_drops_who_fails() -> None:
-    order: list[str] = []
+class Fake:
+    """An engine's process that answers at once."""
 
-    def broken() -> None:
-        raise RuntimeError("no rule for this layer\nand a long story")
+    def __init__(self, name: str, log: list[str], seconds: float = 1.0, fails_at: int = -1) -> None:
+        self.name, self.log, self.seconds, self.fails_at, self.turns = name, log, seconds, fails_at, 0
 
-    steps = {name: (lambda name=name: order.append(name)) for name in "abc"}
-    race = child.Race({**steps, "broken": broken})
-    for turn in range(3):
-        race.round(turn)
-    rounds = [order[i : i + 6] for i in range(0, 18, 6)]
-    assert all(sorted(turns) == list("aabbcc") and turns[::2] == turns[1::2] for turns in rounds)
+    def turn(self) -> tuple[list[float], float]:
+        self.turns += 1
+        if self.turns == self.fails_at:
+            raise race.Dropped("no rule for this layer")
+        self.log.append(self.name)
+        return [self.seconds] * 2, 100.0 + self.turns
+
+    def leave(self) -> None:
+        self.log.append(f"{self.name} left")
+
+
+def fakes(log: list[str], **engines: dict) -> race.Race:
+    return race.Race(lambda name: Fake(name, log, **engines[name]))
+
+
+def test_rounds_change_the_order_and_drop_who_fails() -> None:
+    log: list[str] = []
+    running = fakes(log, a={}, b={}, c={}, late={"fails_at": 3})
+    running.enter(["a", "b", "c", "late"])
+    log.clear()
+    for turn in range(4):
+        running.round(turn)
+    kept = [name for name in log if name != "late"]
+    rounds = [kept[i : i + 3] for i in range(0, 12, 3)]
+    assert all(sorted(turns) == list("abc") for turns in rounds)
     assert len({"".join(turns) for turns in rounds}) > 1
-    assert race.errors == {"broken": "RuntimeError: no rule for this layer"}
-    assert {name: len(seconds) for name, seconds in race.seconds.items()} == dict.fromkeys("abc", 3)
+    assert running.errors == {"late": "no rule for this layer"}
+    assert set(running.medians()) == set("abc")
+    assert all(len(running.seconds[name]) >= 8 for name in "abc")
 
 
-def test_slow_engines_take_part_in_three_rounds_only() -> None:
-    race = child.Race({"fast": lambda: None, "slow": lambda: time.sleep(0.005)})
-    for turn in range(6):
-        race.round(turn)
-    assert {name: len(seconds) for name, seconds in race.seconds.items()} == {"fast": 6, "slow": 3}
+def test_slow_engines_take_three_turns_and_make_room() -> None:
+    log: list[str] = []
+    running = fakes(log, sgd={}, slow={"seconds": 3.1}, fast={"seconds": 2.9})
+    running.enter(["sgd", "slow", "fast"])
+    assert log.index("slow left") < log.index("fast")
+    assert running.seconds["slow"] == [3.1] * 2 * race.SLOW_TURNS
+    log.clear()
+    running.round(0)
+    assert sorted(log) == ["fast", "sgd"]
 
 
-def test_rounds_follow_the_budget_between_their_limits() -> None:
-    assert child.rounds_within(60, 1.0, least=15, most=120) == 60
-    assert child.rounds_within(60, 100.0, least=15, most=120) == 15
-    assert child.rounds_within(60, 0.0, least=15, most=120) == 120
+def test_an_engine_that_cannot_start_is_out_and_the_others_run() -> None:
+    def start(name: str) -> Fake:
+        if name == "b":
+            raise race.Dropped("not installed")
+        return Fake(name, [])
+
+    done = race.run(race.Race(start), ["a", "b"], budget=0.0, least=2)
+    assert done.errors == {"b": "not installed"}
+    assert done.medians() == {"a": 1.0}
+    assert done.runners == {}
 
 
-def test_peak_memory_sees_an_allocation() -> None:
-    before = child.peak_mb()
-    torch.ones(int(before * 1e6 / 4) + 25_000_000)  # more than everything held so far
-    assert child.peak_mb() > before + 50
+@pytest.mark.parametrize(("took", "budget", "expected"), [(1.0, 5.0, 5), (100.0, 5.0, 3), (0.0, 0.0, 3)])
+def test_rounds_go_on_while_there_is_time_and_never_below_the_fewest(
+    took: float, budget: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[int] = []
+    monkeypatch.setattr(race.Race, "round", lambda self, turn: (turns.append(turn), took)[1])
+    race.run(fakes([], a={}), ["a"], budget=budget, least=3)
+    assert turns == list(range(expected))
 
 
-def test_one_engine_that_fails_leaves_the_others_their_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answers(_: step.Effort, what: str, model: str, *names: str) -> dict:
-        if what == "memory":
-            return {"error": "killed"} if names[0] == "opacus-ew" else {"peak_mb": 100.0}
-        assert "opacus-ew" not in names
-        return {"seconds": {"sgd": 0.5, "opacus-ghost": 1.0}, "errors": {"opacus-hooks": "late"}}
-
-    monkeypatch.setattr(step, "measure", answers)
-    names = ("sgd", "opacus-hooks", "opacus-ew", "opacus-ghost")
-    rows = step.measured_model(step.Effort(1, 1.0, 1), "mlp", names)
-    assert [row.ratio_to_sgd for row in rows] == [1.0, None, None, 2.0]
-    assert [row.note for row in rows] == ["", "late", "killed", ""]
-    assert [row.peak_mb for row in rows] == [100.0, 100.0, None, 100.0]
+def test_every_child_is_timed_and_measured() -> None:
+    rows = step.measured_model(step.Effort(1, 0.0, 1), "tutorial-cnn", ("sgd", "saltflat"))
+    assert [row.note for row in rows] == ["", ""]
+    assert rows[0].ratio_to_sgd == 1.0
+    assert all(row.ratio_to_sgd > 0 and row.peak_mb > 100 and row.median_ms > 0 for row in rows)
 
 
 def test_a_child_that_dies_is_an_error_and_not_a_crash(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     child_file = tmp_path / "child.py"
-    monkeypatch.setattr(step, "CHILD", child_file)
+    monkeypatch.setattr(race, "CHILD", child_file)
     child_file.write_text("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert "signal 9" in step.measure(step.Effort(1, 1.0, 1), "memory", "mlp", "sgd")["error"]
+    with pytest.raises(race.Dropped, match="signal 9"):
+        race.Runner("mlp", "sgd", threads=1)
     child_file.write_text("raise SystemExit('the reason')")
-    assert step.measure(step.Effort(1, 1.0, 1), "memory", "mlp", "sgd") == {"error": "the reason"}
+    with pytest.raises(race.Dropped, match=r"^the reason$"):
+        race.Runner("mlp", "sgd", threads=1)
+
+
+def test_a_child_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    child_file = tmp_path / "child.py"
+    child_file.write_text("import time; time.sleep(60)")
+    monkeypatch.setattr(race, "CHILD", child_file)
+    monkeypatch.setattr(race, "PATIENCE", 0.2)
+    with pytest.raises(race.Dropped, match="gave up"):
+        race.Runner("mlp", "sgd", threads=1)
+
+
+def test_a_turn_times_all_steps_but_the_first() -> None:
+    calls: list[int] = []
+    assert len(child.timed(lambda: calls.append(1), 2)) == 2
+    assert len(calls) == 3
+
+
+def test_peak_memory_sees_an_allocation() -> None:
+    before = child.peak_mb()
+    torch.ones(int(before * 1e6 / 4) + 25_000_000)  # more than everything held so far
+    assert child.peak_mb() > before + 50
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", "nan", "1.5"])

@@ -1,0 +1,164 @@
+"""Engines that take turns, each in its own process: a slow minute of the machine hits all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+CHILD = Path(__file__).with_name("child.py")
+PATIENCE = 900  # seconds after which an engine that does not answer is given up
+SLOW, SLOW_TURNS = 3, 3  # an engine this many times slower than the first takes so many turns, then leaves
+TIMED_STEPS = 2  # of every turn
+
+
+class Dropped(Exception):
+    """An engine cannot go on; its text is the reason."""
+
+
+class Runner:
+    """One engine's process, which waits between its turns."""
+
+    def __init__(self, model: str, engine: str, *, threads: int) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the engine leaves)
+        limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        self._process = subprocess.Popen(
+            [sys.executable, str(CHILD), model, engine, f"--threads={threads}"],
+            env=os.environ | limits,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._answer()
+
+    def turn(self) -> tuple[list[float], float]:
+        """Seconds of the timed steps, and the peak memory in MB so far."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{TIMED_STEPS}\n")
+        self._process.stdin.flush()
+        answer = self._answer()
+        return answer["seconds"], answer["peak_mb"]
+
+    def leave(self) -> None:
+        """End the process and give its memory back."""
+        self._process.kill()
+        self._process.communicate()
+        self._errors.close()
+
+    def _answer(self) -> dict[str, Any]:
+        pipe = self._process.stdout
+        assert pipe is not None
+        if not select.select([pipe], [], [], PATIENCE)[0]:
+            self.leave()
+            raise Dropped(f"gave up after {PATIENCE} s")
+        line = pipe.readline()
+        answer = json.loads(line) if line else {"error": self._cause_of_death()}
+        if "error" in answer:
+            self.leave()
+            raise Dropped(answer["error"])
+        return answer
+
+    def _cause_of_death(self) -> str:
+        code = self._process.wait()
+        if code < 0:
+            return f"killed by signal {-code}, out of memory perhaps"
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return next(reversed(lines), "no reason given")[:160]
+
+
+@dataclass
+class Race:
+    """What every engine has shown so far; one that fails is out, and the others go on."""
+
+    start: Callable[[str], Any]  # the engine's name -> its Runner
+    runners: dict[str, Any] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    peak_mb: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def enter(self, names: Sequence[str]) -> None:
+        """Start every engine and let it warm up; the first one is the yardstick of slowness.
+
+        A slow engine takes its turns here, each after one of the yardstick, and leaves: it would make every
+        round long, and the memory of several such engines would not fit side by side.
+        """
+        for name in names:
+            try:
+                self.runners[name] = self.start(name)
+                warm, self.peak_mb[name] = self.runners[name].turn()
+            except Dropped as error:
+                self._drop(name, str(error))
+                continue
+            self.seconds[name] = []
+            if self._is_slow(name, min(warm), names[0]):
+                for _ in range(SLOW_TURNS):
+                    self._take(names[0])
+                    self._take(name)
+                self._out(name)
+
+    def round(self, turn: int) -> float:
+        """A turn of every engine still running, in an order of its own for each ``turn``; its seconds."""
+        started = time.perf_counter()
+        for name in random.Random(turn).sample(sorted(self.runners), len(self.runners)):
+            self._take(name)
+        return time.perf_counter() - started
+
+    def medians(self) -> dict[str, float]:
+        """Each engine's seconds for a step."""
+        return {name: statistics.median(times) for name, times in self.seconds.items() if times}
+
+    def leave(self) -> None:
+        """End all processes."""
+        for name in list(self.runners):
+            self._out(name)
+
+    def _is_slow(self, name: str, seconds: float, yardstick: str) -> bool:
+        if name == yardstick or yardstick not in self.runners:
+            return False
+        self._take(yardstick)
+        return seconds > SLOW * statistics.median(self.seconds[yardstick])
+
+    def _take(self, name: str) -> None:
+        if name not in self.runners:
+            return
+        try:
+            seconds, self.peak_mb[name] = self.runners[name].turn()
+        except Dropped as error:
+            self._drop(name, str(error))
+        else:
+            self.seconds[name] += seconds
+
+    def _drop(self, name: str, why: str) -> None:
+        self.errors[name] = why
+        self.runners.pop(name, None)
+        self.seconds.pop(name, None)
+
+    def _out(self, name: str) -> None:
+        runner = self.runners.pop(name, None)
+        if runner is not None:
+            runner.leave()
+
+
+def run(race: Race, names: Sequence[str], *, budget: float, least: int) -> Race:
+    """Rounds until ``budget`` seconds are over, at least ``least``."""
+    try:
+        race.enter(names)
+        rounds, left = 0, budget
+        while race.runners and (rounds < least or left > 0):
+            left -= race.round(rounds)
+            rounds += 1
+    finally:
+        race.leave()
+    return race
