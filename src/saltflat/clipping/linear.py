@@ -34,6 +34,8 @@ def linear_parts(tape: Tape, x: Tensor, grad: Tensor, w: Weight | None, b: Weigh
 
 def bias_part(tape: Tape, b: Weight, grad: Tensor) -> Part:
     """The sum over positions of the gradient at the output; (rows, ..., width)."""
+    if grad.ndim == 2:  # one position: nothing to sum, nothing to copy
+        return tape.stack(b.name, grad)
     return tape.stack(b.name, grad.reshape(tape.rows, -1, grad.shape[-1]).sum(1, dtype=_wide(grad)))
 
 

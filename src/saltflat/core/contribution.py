@@ -16,6 +16,7 @@ from torch.func import functional_call
 
 from saltflat.clipping.chunk import Kept, book_keeping, checked_losses
 from saltflat.core.mechanism import Chunk
+from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import Batch, pick, rows_in
 from saltflat.core.tree import Tree
 from saltflat.errors import ModelError, SettingError
@@ -54,6 +55,7 @@ class PerExample:
     unit: str = "example"
 
     def __post_init__(self) -> None:
+        keep_freed_memory()  # private steps are about to be taken in this process
         if not self.views >= 1:
             raise SettingError(f"an example has at least one view; got views={self.views}")
 
