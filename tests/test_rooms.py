@@ -24,6 +24,7 @@ ONLY = {
     "landscape": {"core.tree", "errors", "landscape"},
     "synthesis": {"core.tree", "errors", "synthesis"},
     "privacy": {"core.tree", "errors", "privacy"},
+    "data": {"core.sampling", "errors", "data"},
 }
 
 

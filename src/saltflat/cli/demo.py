@@ -44,7 +44,7 @@ def demo(
     console = Console()
     split = digits()
     methods: dict[str, Method] = {"DP-SAT": SAT(RADIUS), "DP-SGD": DPSGD()}
-    plans = {name: _plan(method, len(split.train[1]), epsilon, delta) for name, method in methods.items()}
+    plans = {name: _plan(method, split.train.count, epsilon, delta) for name, method in methods.items()}
     accuracies = {name: _run(name, plan, split, console) for name, plan in plans.items()}
     _report(accuracies, plans["DP-SAT"], delta, console)
 
@@ -82,7 +82,7 @@ def _run(name: str, plan: Plan, split: Split, console: Console) -> float:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from torch import nn
 
-    from saltflat import Surroundings, TensorUnits, per_example, supervised, train
+    from saltflat import Surroundings, per_example, supervised, train
 
     model = network()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -93,10 +93,8 @@ def _run(name: str, plan: Plan, split: Split, console: Console) -> float:
             bar.update(task, completed=progress.step)
 
         contribution = per_example(model, supervised(nn.CrossEntropyLoss(reduction="none")))
-        train(
-            plan, contribution, TensorUnits(split.train), Surroundings(physical=EXPECTED_BATCH, watch=watch)
-        )
-    return accuracy(model, *split.test)
+        train(plan, contribution, split.train, Surroundings(physical=EXPECTED_BATCH, watch=watch))
+    return accuracy(model, *split.test.whole())
 
 
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:

@@ -116,10 +116,10 @@ def _sound_units(contribution: PerExample, params: Tree, take: Take, count: int)
 
 
 def _check_gradients(contribution: PerExample, params: Tree, batch: Batch, units: int) -> None:
-    with _one_random_state():
+    with _one_random_state(contribution):
         chunk = contribution([params], [1.0], batch)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
-    with _one_random_state(), torch.enable_grad():
+    with _one_random_state(contribution), torch.enable_grad():
         losses = contribution.losses_of_units(leaves, batch)
     for unit in range(units):
         grads = torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
@@ -139,9 +139,9 @@ def _compare(name: str, mine: Tensor, plain: Tensor) -> None:
 
 def _check_isolation(contribution: PerExample, params: Tree, batch: Batch, other: Batch) -> None:
     """``other`` differs from ``batch`` in its first unit only."""
-    with _one_random_state():
+    with _one_random_state(contribution):
         norms = contribution([params], [1.0], batch).norms()
-    with _one_random_state():
+    with _one_random_state(contribution):
         changed = contribution([params], [1.0], other).norms()
     if not torch.allclose(norms[1:], changed[1:], rtol=1e-6, equal_nan=True):
         raise ModelError(
@@ -151,8 +151,16 @@ def _check_isolation(contribution: PerExample, params: Tree, batch: Batch, other
 
 
 @contextmanager
-def _one_random_state() -> Iterator[None]:
-    """Dropout and the like draw the same numbers each time."""
+def _one_random_state(contribution: PerExample) -> Iterator[None]:
+    """Dropout, augmentations and the like draw the same numbers each time, and later ones as if never asked."""
+    own = getattr(contribution.augment, "generator", None)  # an augmentation may bring one
+    before = own.get_state() if own is not None else None
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        yield
+        try:
+            if own is not None:
+                own.manual_seed(0)
+            yield
+        finally:
+            if own is not None:
+                own.set_state(before)

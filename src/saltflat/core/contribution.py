@@ -60,8 +60,7 @@ class PerExample:
             raise SettingError(f"an example has at least one view; got views={self.views}")
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
-        if self.augment is not None:
-            batch = self.augment(batch)
+        batch = self._views_of(batch)
         rows = rows_in(batch)
         if rows % self.views:
             raise SettingError(f"{rows} rows cannot be {self.views} views each of whole examples")
@@ -80,10 +79,21 @@ class PerExample:
 
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every unit: the mean over its views."""
-        if self.augment is not None:
-            batch = self.augment(batch)
+        batch = self._views_of(batch)
         losses = checked_losses(self.losses_at(point, batch), rows_in(batch))
         return losses.view(-1, self.views).mean(1)
+
+    def _views_of(self, batch: Batch) -> Batch:
+        """The augmented rows. Views that were not declared would count as units, each with a clip of its own."""
+        if self.augment is None:
+            return batch
+        before, batch = rows_in(batch), self.augment(batch)
+        if rows_in(batch) != before * self.views:
+            raise SettingError(
+                f"augment made {rows_in(batch)} rows of {before} examples, and views={self.views} were declared; "
+                "give per_example and the augmentation the same number of views"
+            )
+        return batch
 
     def _kept(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
         return book_keeping(

@@ -1,5 +1,42 @@
-"""Data that ships with the package."""
+"""Data: readers for the official files, declared scales, and random views of images.
 
-from saltflat.data.digits import Split, digits
+Nothing here computes a statistic of the data that it reads: constants, ranges and categories are published or
+declared.
+"""
 
-__all__ = ["Split", "digits"]
+from saltflat.data.arrays import KERAS, MEDMNIST, npz
+from saltflat.data.augment import Augment, Cutout, Flip, PadCrop, augment
+from saltflat.data.digits import digits
+from saltflat.data.examples import CIFAR, HALF, IMAGENET, MNIST, SVHN, UNIT, Examples, Scale, Split
+from saltflat.data.pictures import image_folder
+from saltflat.data.registry import NAMES, load
+from saltflat.data.table import ADULT, Category, Number, Table, csv_table
+
+__all__ = [  # noqa: RUF022 (reading first, then scales, then views)
+    "load",
+    "NAMES",
+    "digits",
+    "Examples",
+    "Split",
+    "npz",
+    "KERAS",
+    "MEDMNIST",
+    "image_folder",
+    "csv_table",
+    "Table",
+    "Number",
+    "Category",
+    "ADULT",
+    "Scale",
+    "UNIT",
+    "HALF",
+    "MNIST",
+    "CIFAR",
+    "SVHN",
+    "IMAGENET",
+    "augment",
+    "Augment",
+    "PadCrop",
+    "Flip",
+    "Cutout",
+]

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from torch import Tensor
+
+from saltflat.data.examples import Examples, Split
 
 TEST_SIZE = 360
 _SPLIT = 0  # the seed of the one split that everybody uses
-
-
-@dataclass(frozen=True)
-class Split:
-    """Images and labels, for training (private) and for testing (public)."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
 
 
 def digits() -> Split:
@@ -26,8 +17,8 @@ def digits() -> Split:
     Pixels are divided by 16, the largest value that the format allows: nothing is computed from the data.
 
     >>> split = digits()
-    >>> split.train[0].shape, split.test[0].shape, float(split.train[0].max())
-    (torch.Size([1437, 1, 8, 8]), torch.Size([360, 1, 8, 8]), 1.0)
+    >>> split.train.count, split.test.count, split.shape, split.classes, float(split.train.inputs.max())
+    (1437, 360, (1, 8, 8), 10, 1.0)
     """
     from sklearn.datasets import load_digits
 
@@ -36,4 +27,4 @@ def digits() -> Split:
     labels = torch.tensor(raw.target, dtype=torch.long)
     order = torch.from_numpy(np.random.default_rng(_SPLIT).permutation(len(labels)))
     test, train = order[:TEST_SIZE], order[TEST_SIZE:]
-    return Split((images[train], labels[train]), (images[test], labels[test]))
+    return Split(Examples(images[train], labels[train]), Examples(images[test], labels[test]), classes=10)

@@ -1,0 +1,145 @@
+"""Pictures in the formats that Pillow decodes: folders of files, and files packed into npz arrays.
+
+Pillow is the optional extra ``saltflat[images]``.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saltflat.data.arrays import read_arrays
+from saltflat.data.examples import HALF, Examples, Scale, Split
+from saltflat.data.files import Labelled, resolve
+from saltflat.errors import DataError
+
+CACHE = "SALTFLAT_CACHE"
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
+
+Size = tuple[int, int]  # height, width
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("decoding pictures needs Pillow: pip install 'saltflat[images]'") from None
+    return Image
+
+
+def decode(file: bytes | Path, *, size: Size | None = None) -> np.ndarray:
+    """One picture as RGB bytes (h, w, 3), resized (bilinear) to ``size`` if that is given."""
+    image_module = _pillow()
+    try:
+        with image_module.open(io.BytesIO(file) if isinstance(file, bytes) else file) as picture:
+            picture = picture.convert("RGB")
+            if size is not None and picture.size != size[::-1]:
+                picture = picture.resize(size[::-1], image_module.Resampling.BILINEAR)
+            return np.asarray(picture)
+    except (OSError, ValueError, SyntaxError) as error:  # Pillow raises each of them for damaged files
+        where = "a packed picture" if isinstance(file, bytes) else str(file)
+        raise DataError(f"{where} is no picture, or a truncated one: {error}") from error
+
+
+def image_folder(
+    path: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    size: Size | None = None,
+    scale: Scale = HALF,
+    parts: tuple[str, str] = ("train", "test"),
+) -> Split:
+    """Pictures in ``path/train/<class>/`` and ``path/test/<class>/``; classes are numbered by sorted name.
+
+    ``path`` is a full path, or one under ``data_dir`` or SALTFLAT_DATA. Pictures are kept in memory as uint8
+    (n, 3, h, w); they must have one size, or are resized to ``size``. The two folders must name the same
+    classes: the list of classes counts as public.
+    """
+    base = resolve(path, data_dir)
+    train, test = (base / part for part in parts)
+    names = _classes(train)
+    if _classes(test) != names:
+        raise DataError(f"{test} must hold the same class folders as {train}: {', '.join(names)}")
+    examples = [Examples(*_folder(part, names, size), scale) for part in (train, test)]
+    return Split(examples[0], examples[1], classes=len(names))
+
+
+def _classes(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise DataError(f"{folder} does not exist; expected one folder per class in it")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    if not names:
+        raise DataError(f"{folder} is empty; expected one folder per class in it")
+    return names
+
+
+def _folder(folder: Path, names: Sequence[str], size: Size | None) -> Labelled:
+    files = [
+        (file, label)
+        for label, name in enumerate(names)
+        for file in sorted((folder / name).iterdir())
+        if file.suffix.lower() in SUFFIXES
+    ]
+    if not files:
+        raise DataError(
+            f"{folder} holds no picture; expected {', '.join(sorted(SUFFIXES))} in its class folders"
+        )
+    pictures = [decode(file, size=size) for file, _ in files]
+    for (file, _), picture in zip(files, pictures, strict=True):
+        if picture.shape != pictures[0].shape:
+            raise DataError(
+                f"{file} is {picture.shape[0]} x {picture.shape[1]} and {files[0][0].name} is "
+                f"{pictures[0].shape[0]} x {pictures[0].shape[1]}; pass size=(height, width) to resize all"
+            )
+    return _stacked(pictures), torch.tensor([label for _, label in files])
+
+
+def packed(path: Path) -> Labelled:
+    """Pictures from an npz of ``data`` (files, one after the other), ``offsets`` (n + 1) and ``labels``.
+
+    Decoding takes seconds. Where the variable SALTFLAT_CACHE names a folder, the decoded pixels are kept there;
+    by default no copy of the data is made.
+    """
+    arrays = read_arrays(path, ("data", "offsets", "labels"))
+    data, offsets, labels = arrays["data"], arrays["offsets"], arrays["labels"]
+    sound = len(offsets) == len(labels) + 1 and bool((np.diff(offsets) > 0).all())
+    if data.dtype != np.uint8 or not len(labels) or not sound or offsets[0] != 0 or offsets[-1] != len(data):
+        raise DataError(f"{path}: expected offsets from 0 to the length of data, one more than labels")
+    pixels = _cached(path, lambda: _unpacked(data, offsets))
+    if len(pixels) != len(labels):
+        raise DataError(f"{path}: {len(labels)} labels for {len(pixels)} decoded pictures; empty {CACHE}")
+    return pixels, torch.from_numpy(labels.astype(np.int64))
+
+
+def _unpacked(data: np.ndarray, offsets: np.ndarray) -> Tensor:
+    return _stacked([decode(data[start:end].tobytes()) for start, end in pairwise(offsets)])
+
+
+def _stacked(pictures: Sequence[np.ndarray]) -> Tensor:
+    """uint8 (n, 3, h, w) from pictures of one size."""
+    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2).contiguous()
+
+
+def _cached(path: Path, compute: Callable[[], Tensor]) -> Tensor:
+    """What ``compute`` gives for a file, kept in SALTFLAT_CACHE (if set) under the file's name, size and time."""
+    folder = os.environ.get(CACHE)
+    if not folder:
+        return compute()
+    facts = path.stat()
+    kept = Path(folder).expanduser() / f"{path.stem}-{facts.st_size}-{facts.st_mtime_ns}.npy"
+    if kept.is_file():
+        return torch.from_numpy(np.load(kept, allow_pickle=False))
+    pixels = compute()
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = kept.with_suffix(f".{os.getpid()}.npy")  # a killed run must not leave half a cache
+    np.save(unfinished, pixels.numpy())
+    unfinished.replace(kept)
+    return pixels

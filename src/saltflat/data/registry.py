@@ -1,0 +1,73 @@
+"""Data sets by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from saltflat.data import cifar, idx, svhn, table
+from saltflat.data.digits import digits
+from saltflat.data.examples import CIFAR, MNIST, SVHN, Examples, Scale, Split
+from saltflat.data.files import Layout, find, root
+from saltflat.errors import DataError, SettingError
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set may lie, its number of classes, and the published constants that scale its pixels."""
+
+    layouts: tuple[Layout, ...]
+    classes: int
+    scale: Scale | None
+
+
+SOURCES: dict[str, Source] = {
+    "mnist": Source(idx.mnist_layouts("mnist", "MNIST/raw", "MNIST"), 10, MNIST),
+    # The DP-SAT code scales Fashion-MNIST with MNIST's constants; EMNIST's pictures are made as MNIST's are.
+    "fashion-mnist": Source(
+        idx.mnist_layouts("fashion-mnist", "FashionMNIST/raw", "FashionMNIST"), 10, MNIST
+    ),
+    **{
+        f"emnist-{kind}": Source(idx.emnist_layouts(kind), classes, MNIST)
+        for kind, classes in idx.EMNIST_CLASSES.items()
+    },
+    "cifar10": Source(cifar.TEN, 10, CIFAR),
+    "cifar100": Source(cifar.HUNDRED, 100, CIFAR),
+    "svhn": Source(svhn.LAYOUTS, 10, SVHN),
+    "adult": Source(table.ADULT_LAYOUTS, table.ADULT.classes, None),
+}
+NAMES = ("digits", *SOURCES)
+
+
+def load(name: str, data_dir: str | Path | None = None, *, scale: Scale | None = None) -> Split:
+    """A data set by name, with its training and test units, number of classes and shape.
+
+    ``data_dir``, or else the environment variable SALTFLAT_DATA, is the folder that holds the data sets, each
+    in its official layout; nothing is downloaded, and digits need no files.
+
+    Pixels are scaled with constants that were published with the data set (MNIST's for Fashion-MNIST and
+    EMNIST); pass ``scale`` for others, such as `UNIT` for plain [0, 1]. *Guarantee*: no statistic of the data
+    is computed.
+
+    >>> split = load("digits")
+    >>> split.train.count, split.shape, split.classes
+    (1437, (1, 8, 8), 10)
+    >>> load("minst")
+    Traceback (most recent call last):
+    saltflat.errors.SettingError: there is no data set 'minst'; known are digits, mnist, fashion-mnist, ...
+    """
+    if name not in NAMES:
+        raise SettingError(f"there is no data set {name!r}; known are {', '.join(NAMES)}")
+    source = SOURCES.get(name)
+    if scale is not None and (source is None or source.scale is None):
+        raise SettingError(f"{name} has no pixels of 0 to 255 to scale; leave scale out")
+    return digits() if source is None else _loaded(name, source, root(data_dir), scale or source.scale)
+
+
+def _loaded(name: str, source: Source, base: Path, scale: Scale | None) -> Split:
+    layout, folder = find(name, base, source.layouts)
+    train, test = layout.read(folder)
+    try:
+        return Split(Examples(*train, scale), Examples(*test, scale), source.classes)
+    except DataError as error:
+        raise DataError(f"{name} in {folder}: {error}") from error

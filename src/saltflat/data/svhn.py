@@ -1,0 +1,41 @@
+"""Street View House Numbers, cropped digits: the official train_32x32.mat and test_32x32.mat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from saltflat.data.files import Labelled, Layout, Parts
+from saltflat.errors import DataError
+
+
+def read_mat(path: Path) -> Labelled:
+    """Images (n, 3, 32, 32) as uint8, and labels; the file's label 10 is the digit 0."""
+    from scipy.io import loadmat  # scikit-learn brings it
+
+    if not path.is_file():
+        raise DataError(f"{path} does not exist")
+    try:
+        table = loadmat(path, variable_names=["X", "y"])
+        pixels, labels = table["X"], table["y"].reshape(-1).astype(np.int64)
+    except Exception as error:  # damaged files raise almost anything
+        raise DataError(
+            f"{path} is no SVHN file, or a truncated one: expected a MATLAB file with X and y ({error})"
+        ) from error
+    if pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, len(labels)):
+        raise DataError(
+            f"{path}: expected X of bytes, 32 x 32 x 3 x {len(labels)} (one image per label in y); got "
+            f"{pixels.dtype} {pixels.shape}"
+        )
+    images = np.ascontiguousarray(pixels.transpose(3, 2, 0, 1))
+    return torch.from_numpy(images), torch.from_numpy(np.where(labels == 10, 0, labels))
+
+
+def svhn(folder: Path) -> Parts:
+    """The training and test images; the extra ones are left alone."""
+    return read_mat(folder / "train_32x32.mat"), read_mat(folder / "test_32x32.mat")
+
+
+LAYOUTS = (Layout(("svhn", "SVHN"), "train_32x32.mat", svhn),)

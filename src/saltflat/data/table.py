@@ -1,0 +1,206 @@
+"""CSV files with declared columns, and UCI Adult as an example of them.
+
+*Guarantee*: nothing is fitted. Ranges and categories are declared by whoever knows the meaning of the columns;
+a range or a list of categories read from private rows would be an unaccounted query.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from saltflat.data.examples import Examples, Split
+from saltflat.data.files import Layout, Parts, content, one_of, resolve
+from saltflat.errors import DataError, SettingError
+
+
+@dataclass(frozen=True)
+class Number:
+    """A numeric column with its declared range: ``(value - low) / (high - low)``, held inside [0, 1].
+
+    >>> Number("age", 0, 100).encode("39")
+    [0.39]
+    """
+
+    name: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise SettingError(
+                f"column {self.name!r} needs a finite low < high; got {self.low} and {self.high}"
+            )
+
+    def encode(self, text: str) -> list[float]:
+        value = float(text)
+        if math.isnan(value):
+            raise ValueError("not a number")
+        return [min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)]
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column with its declared values: one input for each, 1 where it applies.
+
+    A value that was not declared, such as a mark for "unknown", gives zeros only.
+
+    >>> Category("sex", ("Female", "Male")).encode("Male"), Category("sex", ("Female", "Male")).encode("?")
+    ([0.0, 1.0], [0.0, 0.0])
+    """
+
+    name: str
+    values: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values or len(set(self.values)) != len(self.values):
+            raise SettingError(f"column {self.name!r} needs different values; got {self.values}")
+
+    def encode(self, text: str) -> list[float]:
+        return [float(text == value) for value in self.values]
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a CSV file means: the columns that are inputs, and the one that is the label.
+
+    ``header`` names the file's columns where its first line does not. Lines that begin with ``comment`` and
+    empty lines are passed over; ``trailing`` is cut off the end of labels.
+    """
+
+    columns: tuple[Number | Category, ...]
+    target: Category
+    header: tuple[str, ...] | None = None
+    comment: str | None = None
+    trailing: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise SettingError("a table needs at least one input column")
+
+    @property
+    def classes(self) -> int:
+        return len(self.target.values)
+
+    def read(self, path: Path) -> Examples:
+        """The rows of one file, plain or .gz: float inputs (n, width) and the number of each label."""
+        lines = _lines(path, self.comment)
+        header = list(self.header) if self.header is not None else next(lines, (0, []))[1]
+        wanted = [column.name for column in (*self.columns, self.target)]
+        if missing := [name for name in wanted if name not in header]:
+            raise DataError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(header)}")
+        places = [header.index(name) for name in wanted]
+        rows, labels = [], []
+        for number, cells in lines:
+            if len(cells) != len(header):
+                raise DataError(
+                    f"{path}, line {number}: expected {len(header)} values, got {len(cells)}; the file is "
+                    "truncated, or another one than declared"
+                )
+            row, label = self._encoded([cells[place] for place in places], f"{path}, line {number}")
+            rows.append(row)
+            labels.append(label)
+        if not rows:
+            raise DataError(f"{path} holds no row")
+        return Examples(torch.tensor(rows), torch.tensor(labels))
+
+    def _encoded(self, cells: Sequence[str], where: str) -> tuple[list[float], int]:
+        """One row; messages name the column and not the cell, which is private."""
+        row: list[float] = []
+        for column, cell in zip(self.columns, cells[:-1], strict=True):
+            try:
+                row += column.encode(cell)
+            except ValueError:
+                raise DataError(f"{where}: column {column.name!r} must hold a number") from None
+        label = cells[-1].removesuffix(self.trailing)
+        if label not in self.target.values:
+            allowed = ", ".join(self.target.values)
+            raise DataError(f"{where}: the label {self.target.name!r} must be one of {allowed}")
+        return row, self.target.values.index(label)
+
+
+def _lines(path: Path, comment: str | None) -> Iterator[tuple[int, list[str]]]:
+    """The cells of each line, with its number; spaces around a cell do not count."""
+    try:
+        text = content(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is no CSV file in UTF-8") from None
+    reader = csv.reader(io.StringIO(text), skipinitialspace=True)
+    try:
+        for cells in reader:
+            if cells and not (comment and cells[0].startswith(comment)):
+                yield reader.line_num, [cell.strip() for cell in cells]
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: no CSV line: {error}") from error
+
+
+def csv_table(
+    train: str | Path, test: str | Path, data_dir: str | Path | None = None, *, table: Table
+) -> Split:
+    """Two CSV files with one meaning; each a full path, or one under ``data_dir`` or SALTFLAT_DATA."""
+    parts = [table.read(resolve(path, data_dir)) for path in (train, test)]
+    return Split(parts[0], parts[1], table.classes)
+
+
+# Categories as adult.names, the data set's public description, lists them. Ranges are round numbers around what
+# the columns can mean; nothing was taken from the rows. "?" (unknown) is not declared, and gives zeros.
+_ADULT_TEXT = """
+workclass: Private, Self-emp-not-inc, Self-emp-inc, Federal-gov, Local-gov, State-gov, Without-pay, Never-worked
+education: Bachelors, Some-college, 11th, HS-grad, Prof-school, Assoc-acdm, Assoc-voc, 9th, 7th-8th, 12th, Masters,
+ 1st-4th, 10th, Doctorate, 5th-6th, Preschool
+marital-status: Married-civ-spouse, Divorced, Never-married, Separated, Widowed, Married-spouse-absent,
+ Married-AF-spouse
+occupation: Tech-support, Craft-repair, Other-service, Sales, Exec-managerial, Prof-specialty, Handlers-cleaners,
+ Machine-op-inspct, Adm-clerical, Farming-fishing, Transport-moving, Priv-house-serv, Protective-serv, Armed-Forces
+relationship: Wife, Own-child, Husband, Not-in-family, Other-relative, Unmarried
+race: White, Asian-Pac-Islander, Amer-Indian-Eskimo, Other, Black
+sex: Female, Male
+native-country: United-States, Cambodia, England, Puerto-Rico, Canada, Germany, Outlying-US(Guam-USVI-etc), India,
+ Japan, Greece, South, China, Cuba, Iran, Honduras, Philippines, Italy, Poland, Jamaica, Vietnam, Mexico, Portugal,
+ Ireland, France, Dominican-Republic, Laos, Ecuador, Taiwan, Haiti, Columbia, Hungary, Guatemala, Nicaragua,
+ Scotland, Thailand, Yugoslavia, El-Salvador, Trinadad&Tobago, Peru, Hong, Holand-Netherlands
+"""
+
+
+def _declared(text: str) -> tuple[Category, ...]:
+    """Categories from lines of "name: value, value"; a line that begins with a space continues the last one."""
+    lines = text.strip().replace("\n ", " ").splitlines()
+    return tuple(
+        Category(name, tuple(value.strip() for value in values.split(",")))
+        for name, values in (line.split(":") for line in lines)
+    )
+
+
+ADULT = Table(
+    columns=(
+        Number("age", 0, 100),
+        Number("education-num", 1, 16),
+        Number("capital-gain", 0, 100_000),
+        Number("capital-loss", 0, 5_000),
+        Number("hours-per-week", 0, 100),
+        *_declared(_ADULT_TEXT),
+    ),
+    target=Category("income", ("<=50K", ">50K")),
+    header=(
+        *("age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation"),
+        *("relationship", "race", "sex", "capital-gain", "capital-loss", "hours-per-week", "native-country"),
+        "income",
+    ),
+    comment="|",
+    trailing=".",
+)
+
+
+def adult(folder: Path) -> Parts:
+    """UCI Adult: 104 inputs (n, 104), all columns but fnlwgt, which is a survey weight."""
+    train, test = (ADULT.read(one_of(folder, [f"adult.{part}"])) for part in ("data", "test"))
+    return (train.inputs, train.targets), (test.inputs, test.targets)
+
+
+ADULT_LAYOUTS = (Layout(("adult", "tabular"), "adult.data*", adult),)
