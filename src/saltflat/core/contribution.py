@@ -6,17 +6,19 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.clipping.chunk import Kept, book_keeping, checked_losses
+from saltflat.clipping.parts import Dense, Part
 from saltflat.core.mechanism import Chunk
-from saltflat.core.sampling import Batch, pick, rows_in
+from saltflat.core.sampling import Batch, Indices, Units, physical, pick, rows_in
 from saltflat.core.tree import Tree
 from saltflat.errors import ModelError, SettingError
 
@@ -31,6 +33,8 @@ class Contribution(Protocol):
     def unit(self) -> str: ...
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
+
+    def losses(self, points: Sequence[Tree], batch: Batch) -> Tensor: ...
 
 
 def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> Loss:
@@ -64,7 +68,7 @@ class PerExample:
         if rows % self.views:
             raise SettingError(f"{rows} rows cannot be {self.views} views each of whole examples")
         if rows == 0:
-            return Kept(0, [], points[0])
+            return Gradients(0, [], points[0])
         try:
             return self._kept(points, weights, batch)
         except ModelError:
@@ -83,8 +87,32 @@ class PerExample:
         losses = checked_losses(self.losses_at(point, batch), rows_in(batch))
         return losses.view(-1, self.views).mean(1)
 
-    def _kept(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
-        return book_keeping(
+    def losses(self, points: Sequence[Tree], batch: Batch) -> Tensor:
+        """The loss of every unit at each point, on the same views; NaN for a unit whose loss fails.
+
+        (points, units)
+        """
+        if self.augment is not None:
+            batch = self.augment(batch)
+        with torch.no_grad():
+            try:
+                rows = self._rows(points, batch)
+            except ModelError:
+                raise
+            except Exception:
+                each = [pick(batch, torch.tensor([row])) for row in range(rows_in(batch))]
+                void = torch.full((len(points), 1), float("nan"))
+                found = [
+                    self._rows(points, row).cpu() if self._survives(points, row) else void for row in each
+                ]
+                rows = torch.cat(found, 1)
+        return rows.view(len(points), -1, self.views).mean(2)
+
+    def _rows(self, points: Sequence[Tree], batch: Batch) -> Tensor:
+        return torch.stack([checked_losses(self.losses_at(p, batch), rows_in(batch)) for p in points])
+
+    def _kept(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Gradients:
+        kept = book_keeping(
             lambda point: self.losses_at(point, batch),
             points,
             weights,
@@ -92,6 +120,7 @@ class PerExample:
             views=self.views,
             constants=[*self.model.buffers(), *self.model.parameters()],
         )
+        return Gradients(kept.units, kept.parts, kept.like)
 
     def _without_offenders(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
         """A unit that makes the loss fail contributes zero; the others see a batch of the same shape."""
@@ -99,7 +128,7 @@ class PerExample:
         sound = torch.tensor([self._survives(points, pick(batch, row.view(1))) for row in rows])
         sound = sound.view(-1, self.views).all(1)
         if not bool(sound.any()):
-            return Kept(0, [], points[0])
+            return Gradients(0, [], points[0])
         unit = torch.where(sound, torch.arange(len(sound)), sound.long().argmax())
         stand_in = (unit.unsqueeze(1) * self.views + torch.arange(self.views)).flatten()
         return Without(self._kept(points, weights, pick(batch, stand_in)), ~sound)
@@ -117,10 +146,32 @@ class PerExample:
 
 
 @dataclass(frozen=True)
+class Gradients(Kept):
+    """Kept gradients that can also be had layer by layer."""
+
+    def scaled(self, scale: Tree) -> Gradients:
+        kept = super().scaled(scale)
+        return Gradients(kept.units, kept.parts, kept.like)
+
+    def only(self, names: Collection[str]) -> Gradients:
+        """The gradients with respect to these parameters alone."""
+        parts = [some for part in self.parts for some in _within(part, names)]
+        return Gradients(self.units, parts, {name: self.like[name] for name in names})
+
+
+def _within(part: Part, names: Collection[str]) -> list[Part]:
+    """What a part says of these parameters; one that straddles two layers is taken apart."""
+    inside = [name in names for name in part.names]
+    if all(inside) or not any(inside):
+        return [part] if all(inside) else []
+    return [Dense(name, values) for name, values in part.dense().items() if name in names]
+
+
+@dataclass(frozen=True)
 class Without:
     """A chunk in which some units are void: their norm is NaN, so that clipping leaves them out."""
 
-    chunk: Kept
+    chunk: Gradients
     void: Tensor
 
     def norms(self) -> Tensor:
@@ -134,6 +185,26 @@ class Without:
 
     def scaled(self, scale: Tree) -> Chunk:
         return Without(self.chunk.scaled(scale), self.void)
+
+    def only(self, names: Collection[str]) -> Chunk:
+        return Without(self.chunk.only(names), self.void)
+
+
+def each_view(augment: Callable[[Batch], Batch], views: int) -> Callable[[Batch], Batch]:
+    """Augmentation multiplicity: every row ``views`` times, side by side, each changed by ``augment`` on its own.
+
+    For `per_example`'s ``augment``; ``augment`` maps rows to as many rows, and may be random.
+
+    *Guarantee*: an example's views are averaged before the clip, so they count as one unit.
+    De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022.
+
+    >>> flip = each_view(lambda batch: -batch, 2)
+    >>> flip(torch.tensor([1.0, 2.0]))
+    tensor([-1., -1., -2., -2.])
+    """
+    if not views >= 1:
+        raise SettingError(f"an example has at least one view; got views={views}")
+    return lambda batch: augment(pick(batch, torch.arange(rows_in(batch)).repeat_interleave(views)))
 
 
 def per_example(
@@ -161,3 +232,31 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
     the user's rows, so a user moves the sum by at most the clip norm however many rows are real.
     """
     return PerExample(model, loss, rows, None, "user")
+
+
+@dataclass(frozen=True)
+class chunks_of:
+    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
+
+    contribution: Contribution
+    units: Units
+    drawn: Indices
+    most: int
+
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
+        for part in physical(self.drawn, self.most):
+            yield self.contribution(points, weights, self.units.take(part))
+
+    def apart(
+        self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None
+    ) -> Iterator[Chunk]:
+        """Each unit, or each group of units, at points of its own."""
+        labels = self.drawn if groups is None else self.drawn % groups
+        for label in np.unique(labels):
+            together = replace(self, drawn=self.drawn[labels == label])
+            yield from together(points_of(int(label)), weights)
+
+    def losses(self, points: Sequence[Tree]) -> Iterator[Tensor]:
+        """Every unit's loss at each point; (points, units)."""
+        for part in physical(self.drawn, self.most):
+            yield self.contribution.losses(points, self.units.take(part))
