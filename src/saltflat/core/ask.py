@@ -29,6 +29,7 @@ from saltflat.errors import PrivacyError, SettingError
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
 PointsOf = Callable[[int], Sequence[Tree]]  # a unit's number, or its group's -> its own points
+Spread = Callable[[Tree, int], Sequence[tuple[Tree, float]]]  # a point, a unit's number -> points and weights
 
 _ROUNDING = 1e-9  # shares such as 0.1 + 0.2 + 0.7 may miss 1 by this much
 
@@ -86,7 +87,17 @@ class _View:
     scale: float = 1.0  # what every share is multiplied by
     factor: float = 1.0  # what the clip norm is multiplied by
     count: float = 0.0  # the part of every answer that goes to a count of unclipped units
-    at: Tree | None = None  # where to ask instead
+    spread: Spread | None = None  # which points are asked in the place of each
+    by_unit: bool = False  # whether they differ from unit to unit
+
+    def points(
+        self, points: Sequence[Tree], weights: Sequence[float], unit: int
+    ) -> tuple[list[Tree], list[float]]:
+        """The points to ask instead of these, and their weights."""
+        spread = self.spread or (lambda point, unit: [(point, 1.0)])
+        pairs = zip(points, weights, strict=True)
+        found = [(near, weight * part) for point, weight in pairs for near, part in spread(point, unit)]
+        return [point for point, _ in found], [weight for _, weight in found]
 
 
 class Ask:
@@ -123,11 +134,15 @@ class Ask:
 
         ``weights`` are public; without them the mean over points is taken.
         """
-        if self._view.at is not None:
-            points, weights = (self._view.at,), None
-        weights = _checked_weights(points, weights)
-        share = self._spend(share)
-        return self._answer(self._sample(points, weights), points[0], frame, share)
+        weights, view = _checked_weights(points, weights), self._view
+        near, parts = view.points(points, weights, 0)
+        if view.by_unit:
+            chunks = self._whole_sample().apart(
+                lambda unit: view.points(points, weights, unit)[0], parts, None
+            )
+        else:
+            chunks = self._sample(near, parts)
+        return self._answer(chunks, points[0], frame, self._spend(share))
 
     def apart(
         self, points_of: PointsOf, *, weights: Sequence[float], groups: int | None = None, share: float = 1.0
@@ -139,11 +154,12 @@ class Ask:
         *Guarantee*: as a call, because a unit's points depend on its own number only, never on who else was
         drawn: adding or removing a unit leaves the others' gradients alone.
         """
-        if self._view.at is not None:
-            return self(self._view.at, share=share)
-        like = points_of(0)[0]
-        sample, share = self._whole_sample(), self._spend(share)
-        return self._answer(sample.apart(points_of, weights, groups), like, None, share)
+        view, like = self._view, points_of(0)[0]
+        if view.by_unit:
+            raise SettingError("units cannot have points of their own twice: drop one of the two methods")
+        near = lambda label: view.points(points_of(label), weights, 0)[0]
+        chunks = self._whole_sample().apart(near, view.points(points_of(0), weights, 0)[1], groups)
+        return self._answer(chunks, like, None, self._spend(share))
 
     def gap(self, low: Tree, high: Tree, *, bound: float, share: float) -> float:
         """How much more the units lose at ``high`` than at ``low``: a noisy mean of clamped differences.
@@ -190,9 +206,20 @@ class Ask:
         """This door, with every share times ``scale``: what is left over is for other questions."""
         return self._seen(replace(self._view, scale=self._view.scale * scale), self._fresh)
 
-    def at(self, point: Tree) -> Ask:
-        """This door, asking at ``point`` whatever point it is given."""
-        return self._seen(replace(self._view, at=point), self._fresh)
+    def spread(self, spread: Spread, *, by_unit: bool = False) -> Ask:
+        """This door, asking at the points and weights ``spread(point, unit)`` in the place of every point.
+
+        They come from public randomness and earlier releases. Without ``by_unit`` the unit's number is always 0.
+        """
+        outer = self._view
+
+        def both(point: Tree, unit: int) -> Sequence[tuple[Tree, float]]:
+            near = spread(point, unit if by_unit else 0)
+            points, weights = [p for p, _ in near], [w for _, w in near]
+            return list(zip(*outer.points(points, weights, unit if outer.by_unit else 0), strict=True))
+
+        fresh = self._fresh and self._fresh.spread(spread, by_unit=by_unit)
+        return self._seen(replace(outer, spread=both, by_unit=by_unit or outer.by_unit), fresh)
 
     def counting(self, factor: float, share: float) -> Ask:
         """This door with ``factor`` times the clip norm, and ``share`` of every answer for `fraction`.
