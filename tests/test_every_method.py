@@ -40,6 +40,7 @@ from saltflat import (
     Plateau,
     PublicSharpness,
     Quantile,
+    Rescaled,
     Secant,
     Surroundings,
     TensorUnits,
@@ -136,6 +137,16 @@ TABLE: dict[str, Row] = {
         {"clip_norm": Automatic(1e-3, gamma=1e-30)}, plain={"clip_norm": 1e-3}, clip_norm=Automatic()
     ),
     "adaptive clipping": one({"method": Quantile(DPSGD(), share=0.0)}, method=Quantile(DPSGD(), share=0.2)),
+    "rescaled": one(
+        {"method": Rescaled(DPSGD())},
+        plain={"optimizer": SGD(lr=LR / 0.4, momentum=0.9)},
+        method=Rescaled(SAT(0.3)),
+    ),
+    "rescaled, adaptive clipping": one(
+        {"method": Quantile(Rescaled(DPSGD()), share=0.0)},
+        plain={"optimizer": SGD(lr=LR / 0.4, momentum=0.9)},
+        method=Quantile(Rescaled(DPSGD()), share=0.2),
+    ),
     "noise schedule": one(
         {"noise_schedule": Piecewise((1.0, 1.0), ends=(2,))},
         noise_schedule=Linear(1.0, 0.5, steps=4, levels=2),

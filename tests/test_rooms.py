@@ -14,6 +14,7 @@ STEP = [
     "core.mechanism",
     "core.frame",
     "core.ask",
+    "core.schedule",
     "core.optim",
     "core.plan",
     "core.train",
@@ -24,6 +25,7 @@ ONLY = {
     "landscape": {"core.tree", "errors", "landscape"},
     "synthesis": {"core.tree", "errors", "synthesis"},
     "privacy": {"core.tree", "errors", "privacy"},
+    "plans": {"core.optim", "core.plan", "errors", "methods", "plans", "privacy.splits"},  # no door, no data
 }
 
 

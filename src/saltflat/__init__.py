@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Plateau,
         PublicSharpness,
         Quantile,
+        Rescaled,
         Secant,
     )
     from saltflat.plans import sai, split_budget
@@ -54,6 +55,7 @@ _HOMES = {
         "Plateau",
         "PublicSharpness",
         "Quantile",
+        "Rescaled",
         "Secant",
     ),
     "plans": ("sai", "split_budget"),
@@ -66,6 +68,7 @@ __all__ = [  # noqa: RUF022 (in the order of the rooms)
     "SAT",
     "DPLIS",
     "Quantile",
+    "Rescaled",
     "sai",
     "split_budget",
     "Plateau",

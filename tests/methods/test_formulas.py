@@ -36,6 +36,7 @@ from saltflat.clipping.standardised import standardised
 from saltflat.core.sampling import poisson
 from saltflat.core.tree import Released, norm
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.privacy.noise import SecureNoise
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -333,6 +334,17 @@ class TestAdaptiveClipping:
         assert float(torch.stack([flat(d) for d in directions]).std()) == pytest.approx(expected, rel=0.01)
         assert directions[0].noise_std == pytest.approx(expected)
         assert "" not in directions[0]
+
+    def test_single_precision_and_secret_noise(self) -> None:
+        model, (x, y) = network().float(), examples()
+        door = ask_about(model, (x.float(), y), noise_multiplier=1.0, noise=SecureNoise()).counting(1.0, 0.1)
+        answer = door(point_of(model))
+        assert {leaf.dtype for leaf in answer.values()} == {torch.float32}
+        assert math.isfinite(door.fraction)
+
+    def test_factors_multiply(self) -> None:
+        door = ask_about(network(), examples(), clip_norm=2.0).counting(0.5, 0.1).counting(0.1, 0.0)
+        assert door.sensitivity == pytest.approx(0.1)
 
     def test_flat_clipping_only(self) -> None:
         with pytest.raises(SettingError, match="flat clipping"):

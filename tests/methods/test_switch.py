@@ -11,7 +11,7 @@ from reference import Tree, flat
 from steps import CRITERION, ask_about, examples, network, point_of
 from torch import Tensor
 
-from saltflat import SAT, SGD, Antithetic, Gap, Plateau, PublicSharpness, Secant
+from saltflat import SAM, SAT, SGD, Antithetic, Gap, Plateau, PublicSharpness, Secant
 from saltflat.core.ask import Heard
 from saltflat.core.tree import Released
 from saltflat.errors import PrivacyError, SettingError
@@ -171,6 +171,8 @@ def test_settings() -> None:
         lambda: Antithetic(method=SAT(0.1), radius=0.1, every=1),
         lambda: Antithetic(method=SAT(0.1), radius=0.1, decay=1.0),
         lambda: Gap(method=SAT(0.1), radius=0.1, bound=1.0, share=1.0),
+        lambda: Secant(SAT(0.1, drift=2), lr=1.0),
+        lambda: Secant(SAM(0.1), lr=1.0),
     ):
         with pytest.raises(SettingError):
             build()

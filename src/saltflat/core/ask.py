@@ -187,9 +187,12 @@ class Ask:
     @property
     def noise_std(self) -> float:
         """The noise on each coordinate of an answer that takes the whole step: sigma C / expected."""
-        release = self._release
-        clip = as_clip(release.clip_norm).sensitivity * self._view.factor
-        return release.noise_multiplier * clip / release.expected_units
+        return self._release.noise_multiplier * self.sensitivity / self._release.expected_units
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one unit can move the sum of gradients: the clip norm of this step."""
+        return as_clip(self._release.clip_norm).sensitivity * self._view.factor
 
     @property
     def heard(self) -> Sequence[Heard]:
@@ -234,9 +237,8 @@ class Ask:
             raise SettingError(
                 f"a count takes a share in [0, 1) at a positive factor; got {share} at {factor}"
             )
-        factor *= self._view.factor
         fresh = self._fresh and self._fresh.counting(factor, 0.0)
-        return self._seen(replace(self._view, factor=factor, count=share), fresh)
+        return self._seen(replace(self._view, factor=factor * self._view.factor, count=share), fresh)
 
     def _seen(self, view: _View, fresh: Ask | None) -> Ask:
         """Another view of this door: one budget for both."""
@@ -266,7 +268,7 @@ class Ask:
         clip, view = as_clip(self._release.clip_norm), self._view
         if not isinstance(clip, Flat):
             return clipped_sum(chunks, clip, like)
-        bound = clip.bound * view.factor
+        bound = self.sensitivity
         return (
             counted_sum(chunks, bound, like, share=view.count)
             if view.count
@@ -276,9 +278,7 @@ class Ask:
     def _count(self, answer: Tree, share: float) -> None:
         """Take the count out of the answer: sum_i (b_i - 1/2) / expected + 1/2 is the fraction within the bound."""
         if COUNT in answer:
-            scale = count_scale(
-                as_clip(self._release.clip_norm).sensitivity * self._view.factor, self._view.count
-            )
+            scale = count_scale(self.sensitivity, self._view.count)
             self._budget.fractions.append((share, float(answer.pop(COUNT)) / scale + 0.5))
 
     def _noised(self, bounded: Bounded, share: float) -> Tree:

@@ -2,6 +2,7 @@
 
 from saltflat.methods.dplis import DPLIS
 from saltflat.methods.quantile import Quantile
+from saltflat.methods.rescaled import Rescaled
 from saltflat.methods.sam import SAM
 from saltflat.methods.sat import SAT
 from saltflat.methods.sgd import DPSGD
@@ -17,5 +18,6 @@ __all__ = [
     "Plateau",
     "PublicSharpness",
     "Quantile",
+    "Rescaled",
     "Secant",
 ]

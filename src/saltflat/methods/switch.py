@@ -21,6 +21,7 @@ import torch
 from saltflat.core.tree import Tree, add, climb, dot, mul, norm, size, sub, zeros_like
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
+from saltflat.methods.sat import SAT
 
 State = dict[str, Any]
 
@@ -104,8 +105,12 @@ class Secant:
     *Guarantee*: free; it reads answers and the noise's known variance, never the noise.
     """
 
-    method: Any  # SAT, or another method with a radius whose state is the direction of its climb
+    method: SAT
     lr: float | Callable[[int], float]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, SAT) or self.method.drift > 1:
+            raise SettingError(f"the secant is known for SAT without drift only; got {self.method}")
 
     def init(self, params: Tree) -> State:
         last = {"point": None, "answer": None, "noise_std": 0.0}
