@@ -216,7 +216,7 @@ class TestPlan:
         [
             *[("steps", value) for value in (0, 1.5)],
             *[("noise_multiplier", value) for value in (-1.0, float("nan"))],
-            *[("clip_norm", value) for value in (0.0, float("nan"), INFINITE)],
+            *[("clip_norm", value) for value in (0.0, float("nan"), INFINITE, "0.1", None)],
         ],
     )
     def test_wrong_phases(self, setting: str, value: float) -> None:

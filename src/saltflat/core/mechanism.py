@@ -6,6 +6,7 @@ The sensitivity travels inside `Bounded`, so the clip and the noise cannot disag
 from __future__ import annotations
 
 import math
+import numbers
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -170,7 +171,11 @@ class PerLayer:
 
 def as_clip(clip: float | Clip) -> Clip:
     """A number is the bound of flat clipping."""
-    return Flat(float(clip)) if isinstance(clip, int | float) else clip
+    if isinstance(clip, int | float | numbers.Real):
+        return Flat(float(clip))
+    if not hasattr(clip, "sensitivity"):
+        raise SettingError(f"clip_norm is a number or a clipping rule (PerLayer, Automatic); got {clip!r}")
+    return clip
 
 
 def clipped_sum(chunks: Iterable[Chunk], clip: float | Clip, like: Tree) -> Bounded:
