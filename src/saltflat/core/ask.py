@@ -135,6 +135,7 @@ class Ask:
         ``weights`` are public; without them the mean over points is taken.
         """
         weights, view = _checked_weights(points, weights), self._view
+        share = self._spend(share)
         near, parts = view.points(points, weights, 0)
         if view.by_unit:
             chunks = self._whole_sample().apart(
@@ -142,7 +143,7 @@ class Ask:
             )
         else:
             chunks = self._sample(near, parts)
-        return self._answer(chunks, points[0], frame, self._spend(share))
+        return self._answer(chunks, points[0], frame, share)
 
     def apart(
         self, points_of: PointsOf, *, weights: Sequence[float], groups: int | None = None, share: float = 1.0
@@ -157,9 +158,10 @@ class Ask:
         view, like = self._view, points_of(0)[0]
         if view.by_unit:
             raise SettingError("units cannot have points of their own twice: drop one of the two methods")
+        share = self._spend(share)
         near = lambda label: view.points(points_of(label), weights, 0)[0]
         chunks = self._whole_sample().apart(near, view.points(points_of(0), weights, 0)[1], groups)
-        return self._answer(chunks, like, None, self._spend(share))
+        return self._answer(chunks, like, None, share)
 
     def gap(self, low: Tree, high: Tree, *, bound: float, share: float) -> float:
         """How much more the units lose at ``high`` than at ``low``: a noisy mean of clamped differences.
