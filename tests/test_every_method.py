@@ -175,6 +175,10 @@ TABLE: dict[str, Row] = {
     "SAM + adaptive clipping": one(
         {"method": Quantile(SAM(0.3, ascent_share=0.0), share=0.0)}, method=Quantile(SAM(0.3), share=0.2)
     ),
+    "SAM, fresh batch + adaptive clipping + DPLIS": one(
+        {"method": Quantile(DPLIS(method=SAM(0.3, 0.0, fresh=True), lr=LR, reach=0.0), share=0.0)},
+        method=Quantile(DPLIS(method=SAM(0.3, fresh=True), lr=LR, copies=2), share=0.2),
+    ),
     "all at once": Row(
         (
             {

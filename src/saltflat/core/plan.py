@@ -78,8 +78,10 @@ class Phase:
 
     def event(self, rate: float) -> DpEvent:
         """The cost of all its steps."""
-        steps = range(self.steps) if callable(self.noise_schedule) else [0] * self.steps
-        counts = Counter(noise for step in steps for noise in self.noise_at(step))
+        if callable(self.noise_schedule):
+            counts = Counter(noise for step in range(self.steps) for noise in self.noise_at(step))
+        else:
+            counts = Counter({n: k * self.steps for n, k in Counter(self.noise_at(0)).items()})
         events = [phase_event(rate, noise, count) for noise, count in counts.items()]
         return events[0] if len(events) == 1 else compose(*events)
 
@@ -148,9 +150,8 @@ class Plan:
         never refuses; it is there so that a mistake in this reasoning, or in a phase, stops the run.
         """
         event = compose(*(phase.event(self.rate) for phase in self.phases))
-        epsilon = accounting.rdp_epsilon(event, delta) * (
-            1 + 1e-9
-        )  # so that rounding does not refuse the last
+        slack = 1 + 1e-9  # so that rounding does not refuse the last step
+        epsilon = accounting.rdp_epsilon(event, delta) * slack
         return RdpFilter(epsilon=epsilon, delta=delta, order=planned_order(event, delta))
 
     def epsilon(self, delta: float) -> float:
