@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from saltflat import DPSGD, SGD, Phase, Plan, TensorUnits, per_example, supervised
 from saltflat.core.ask import Ask, Release
-from saltflat.core.train import chunks_of
+from saltflat.core.contribution import chunks_of
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 

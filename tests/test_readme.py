@@ -24,3 +24,19 @@ def test_the_tree_names_real_places() -> None:
         assert (root / "src" / "saltflat" / room).is_dir(), room
     for name in re.findall(r"\b(\w+\.py)\b", tree):
         assert list((root / "src").rglob(name)) or list((root / "tests").rglob(name)), name
+
+
+def test_the_methods_page_runs() -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (README.parent / "docs" / "methods.md").read_text(), flags=re.S
+    )
+    exec(compile(code, "methods.md", "exec"), {})
+
+
+def test_the_methods_page_names_what_there_is() -> None:
+    import saltflat
+
+    page = (README.parent / "docs" / "methods.md").read_text().split("## Legacy")[0]
+    named = set(re.findall(r"`?(?:=|`)([A-Z]\w+)\(", page)) - {"Budget"}
+    assert len(named) > 12
+    assert named <= set(saltflat.__all__), named - set(saltflat.__all__)

@@ -14,6 +14,7 @@ STEP = [
     "core.mechanism",
     "core.frame",
     "core.ask",
+    "core.schedule",
     "core.optim",
     "core.plan",
     "core.train",
@@ -25,6 +26,7 @@ ONLY = {
     "synthesis": {"core.tree", "errors", "synthesis"},
     "privacy": {"core.tree", "errors", "privacy"},
     "data": {"core.sampling", "errors", "data"},
+    "plans": {"core.optim", "core.plan", "errors", "methods", "plans", "privacy.splits"},  # no door, no data
 }
 
 

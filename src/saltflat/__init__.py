@@ -10,25 +10,55 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from saltflat.core.check import check_model, without_batchnorm
-    from saltflat.core.contribution import per_example, per_user, supervised
+    from saltflat.core.contribution import each_view, per_example, per_user, supervised
     from saltflat.core.frame import around, preconditioned
-    from saltflat.core.optim import EMA, SGD, Adam, Torch
+    from saltflat.core.mechanism import Automatic, PerLayer
+    from saltflat.core.optim import EMA, SGD, Adam, AdamBC, AntiNoise, Average, Torch
     from saltflat.core.plan import Phase, Plan, calibrate
     from saltflat.core.sampling import DatasetUnits, TensorUnits
+    from saltflat.core.schedule import Cosine, Linear, Piecewise
     from saltflat.core.train import Surroundings, train
-    from saltflat.methods import DPSGD, SAM, SAT
+    from saltflat.methods import (
+        DPLIS,
+        DPSGD,
+        SAM,
+        SAT,
+        Antithetic,
+        Gap,
+        Plateau,
+        PublicSharpness,
+        Quantile,
+        Rescaled,
+        Secant,
+    )
+    from saltflat.plans import sai, split_budget
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "core.check": ("check_model", "without_batchnorm"),
-    "core.contribution": ("per_example", "per_user", "supervised"),
+    "core.contribution": ("each_view", "per_example", "per_user", "supervised"),
     "core.frame": ("around", "preconditioned"),
-    "core.optim": ("EMA", "SGD", "Adam", "Torch"),
+    "core.mechanism": ("Automatic", "PerLayer"),
+    "core.optim": ("EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Average", "Torch"),
     "core.plan": ("Phase", "Plan", "calibrate"),
     "core.sampling": ("DatasetUnits", "TensorUnits"),
+    "core.schedule": ("Cosine", "Linear", "Piecewise"),
     "core.train": ("Surroundings", "train"),
-    "methods": ("DPSGD", "SAM", "SAT"),
+    "methods": (
+        "DPLIS",
+        "DPSGD",
+        "SAM",
+        "SAT",
+        "Antithetic",
+        "Gap",
+        "Plateau",
+        "PublicSharpness",
+        "Quantile",
+        "Rescaled",
+        "Secant",
+    ),
+    "plans": ("sai", "split_budget"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -36,20 +66,39 @@ __all__ = [  # noqa: RUF022 (in the order of the rooms)
     "DPSGD",
     "SAM",
     "SAT",
+    "DPLIS",
+    "Quantile",
+    "Rescaled",
+    "sai",
+    "split_budget",
+    "Plateau",
+    "PublicSharpness",
+    "Secant",
+    "Antithetic",
+    "Gap",
     "Phase",
     "Plan",
     "calibrate",
+    "PerLayer",
+    "Automatic",
+    "Piecewise",
+    "Linear",
+    "Cosine",
     "train",
     "Surroundings",
     "per_example",
     "per_user",
+    "each_view",
     "supervised",
     "TensorUnits",
     "DatasetUnits",
     "SGD",
     "Adam",
+    "AdamBC",
+    "AntiNoise",
     "Torch",
     "EMA",
+    "Average",
     "around",
     "preconditioned",
     "check_model",

@@ -21,6 +21,7 @@ from saltflat import (
     DatasetUnits,
     Phase,
     Plan,
+    Secant,
     Surroundings,
     TensorUnits,
     Torch,
@@ -140,6 +141,18 @@ class TestLoop:
         run(plan(phase(steps=2), phase(steps=3)), watch=seen.append)
         assert [(p.step, p.phase) for p in seen] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
 
+    def test_a_phase_that_ends_early_leaves_its_steps_to_the_next(self) -> None:
+        seen: list[Progress] = []
+        third = Secant(SAT(0.1), lr=0.1), lambda state: state["steps"] == 3
+        early = phase(steps=5, method=third[0], until=third[1])
+        run(plan(early, phase(steps=2, noise_multiplier=2.0)), watch=seen.append)
+        assert [p.phase for p in seen] == [0, 0, 0, 1, 1, 1, 1]
+
+    def test_the_last_phase_just_ends(self) -> None:
+        seen: list[Progress] = []
+        run(plan(phase(steps=2), phase(steps=5, until=lambda state: True)), watch=seen.append)
+        assert [p.phase for p in seen] == [0, 0, 1]
+
     def test_length_is_never_read_on_the_way(self) -> None:
         class Shy(TensorUnits):
             reads = 0
@@ -216,7 +229,7 @@ class TestPlan:
         [
             *[("steps", value) for value in (0, 1.5)],
             *[("noise_multiplier", value) for value in (-1.0, float("nan"))],
-            *[("clip_norm", value) for value in (0.0, float("nan"), INFINITE)],
+            *[("clip_norm", value) for value in (0.0, float("nan"), INFINITE, "0.1", None)],
         ],
     )
     def test_wrong_phases(self, setting: str, value: float) -> None:

@@ -6,7 +6,7 @@ parts that the tape kept (Bu et al., "Differentially Private Optimization on Lar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -69,6 +69,19 @@ class Kept:
             for name, values in part.dense().items()
         ]
         return Kept(self.units, parts, self.like)
+
+    def only(self, names: Collection[str]) -> Kept:
+        """The gradients with respect to these parameters alone."""
+        parts = [some for part in self.parts for some in _within(part, names)]
+        return Kept(self.units, parts, {name: self.like[name] for name in names})
+
+
+def _within(part: Part, names: Collection[str]) -> list[Part]:
+    """What a part says of these parameters; one that straddles two layers is taken apart."""
+    inside = [name in names for name in part.names]
+    if all(inside) or not any(inside):
+        return [part] if all(inside) else []
+    return [Dense(name, values) for name, values in part.dense().items() if name in names]
 
 
 def book_keeping(

@@ -2,40 +2,124 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
 
 from saltflat.core.frame import Frame
-from saltflat.core.mechanism import Chunk, Noise, clipped_sum, noised
-from saltflat.core.tree import Tree
+from saltflat.core.mechanism import (
+    COUNT,
+    Bounded,
+    Chunk,
+    Clip,
+    Flat,
+    Noise,
+    as_clip,
+    clamped_sum,
+    clipped_sum,
+    count_scale,
+    counted_sum,
+    noised,
+)
+from saltflat.core.tree import Released, Tree
 from saltflat.errors import PrivacyError, SettingError
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
+PointsOf = Callable[[int], Sequence[Tree]]  # a unit's number, or its group's -> its own points
+Spread = Callable[[Tree, int], Sequence[tuple[Tree, float]]]  # a point, a unit's number -> points and weights
 
 _ROUNDING = 1e-9  # shares such as 0.1 + 0.2 + 0.7 may miss 1 by this much
+
+
+@runtime_checkable
+class Sample(Protocol):
+    """A step's units, which also answer what plain `Chunks` do not."""
+
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterable[Chunk]: ...
+
+    def apart(self, points_of: PointsOf, weights: Sequence[float], groups: int | None) -> Iterable[Chunk]: ...
+
+    def losses(self, points: Sequence[Tree]) -> Iterable[Tensor]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
     """What a step's answers look like: the same for every question of a phase."""
 
-    clip_norm: float
+    clip_norm: float | Clip
     noise_multiplier: float
     expected_units: float  # rate x declared size, a public constant
     noise: Noise
 
 
+@dataclass(frozen=True)
+class Heard:
+    """One question's first point and its answer: what a method may look back on."""
+
+    point: Tree
+    answer: Released
+
+
+@dataclass
+class _Budget:
+    """What is left of one step, and what was told; shared by all views of one door."""
+
+    left: float = 1.0
+    heard: list[Heard] = field(default_factory=list)
+    fractions: list[tuple[float, float]] = field(default_factory=list)  # (share, fraction within the bound)
+
+    def spend(self, share: float) -> None:
+        if not 0 < share <= self.left + _ROUNDING:
+            raise PrivacyError(
+                f"a question with share {share} does not fit into what is left of this step, {self.left:.6g}; "
+                "the shares of a step's questions are positive and sum to at most 1"
+            )
+        self.left -= share
+
+
+@dataclass(frozen=True)
+class _View:
+    """How a method's questions are changed on their way through the door."""
+
+    scale: float = 1.0  # what every share is multiplied by
+    factor: float = 1.0  # what the clip norm is multiplied by
+    count: float = 0.0  # the part of every answer that goes to a count of unclipped units
+    spread: Spread | None = None  # which points are asked in the place of each
+    by_unit: bool = False  # whether they differ from unit to unit
+
+    def points(
+        self, points: Sequence[Tree], weights: Sequence[float], unit: int
+    ) -> tuple[list[Tree], list[float]]:
+        """The points to ask instead of these, and their weights."""
+        spread = self.spread or (lambda point, unit: [(point, 1.0)])
+        pairs = zip(points, weights, strict=True)
+        found = [(near, weight * part) for point, weight in pairs for near, part in spread(point, unit)]
+        return [point for point, _ in found], [weight for _, weight in found]
+
+
 class Ask:
     """Answers a method's questions about one step's units, within the step's budget of 1.
 
-    *Guarantee*: all answers of one `Ask` together cost one Gaussian release with the step's
-    noise multiplier: a question with share s gets noise sigma / sqrt(s), and shares sum to at most 1.
+    *Guarantee*: all answers of one `Ask`, counts and gaps included, together cost one Gaussian release with the
+    step's noise multiplier: a question with share s gets noise sigma / sqrt(s), and shares sum to at most 1.
     """
 
-    def __init__(self, chunks: Chunks, release: Release):
-        self._chunks = chunks
+    def __init__(
+        self,
+        sample: Chunks | Sample,
+        release: Release,
+        *,
+        fresh: Ask | None = None,
+        view: _View | None = None,
+    ):
+        self._sample = sample
         self._release = release
-        self._left = 1.0
+        self._fresh = fresh
+        self._view = view or _View()
+        self._budget = _Budget()
 
     def __call__(
         self,
@@ -43,32 +127,172 @@ class Ask:
         weights: Sequence[float] | None = None,
         frame: Frame | None = None,
         share: float = 1.0,
-    ) -> Tree:
+    ) -> Released:
         """The noisy mean over units of the clipped gradient, combined over ``points`` before clipping.
 
             (1 / expected) (sum_i clip(sum_k weights_k g_i(points_k)) + sigma / sqrt(share) C N(0, I))
 
         ``weights`` are public; without them the mean over points is taken.
         """
-        weights = _checked_weights(points, weights)
-        self._spend(share)
-        release, like = self._release, points[0]
-        chunks: Iterable[Chunk] = self._chunks(points, weights)
+        weights, view = _checked_weights(points, weights), self._view
+        share = self._spend(share)
+        near, parts = view.points(points, weights, 0)
+        if view.by_unit:
+            chunks = self._whole_sample().apart(
+                lambda unit: view.points(points, weights, unit)[0], parts, None
+            )
+        else:
+            chunks = self._sample(near, parts)
+        return self._answer(chunks, points[0], frame, share)
+
+    def apart(
+        self, points_of: PointsOf, *, weights: Sequence[float], groups: int | None = None, share: float = 1.0
+    ) -> Released:
+        """As a call, but each unit is asked at points of its own, ``points_of(its number)``.
+
+        With ``groups`` the units whose numbers leave one remainder by it share ``points_of(remainder)``.
+
+        *Guarantee*: as a call, because a unit's points depend on its own number only, never on who else was
+        drawn: adding or removing a unit leaves the others' gradients alone.
+        """
+        view, like = self._view, points_of(0)[0]
+        if view.by_unit:
+            raise SettingError("units cannot have points of their own twice: drop one of the two methods")
+        share = self._spend(share)
+        near = lambda label: view.points(points_of(label), weights, 0)[0]
+        chunks = self._whole_sample().apart(near, view.points(points_of(0), weights, 0)[1], groups)
+        return self._answer(chunks, like, None, share)
+
+    def gap(self, low: Tree, high: Tree, *, bound: float, share: float) -> float:
+        """How much more the units lose at ``high`` than at ``low``: a noisy mean of clamped differences.
+
+            (1 / expected) (sum_i clamp(loss_i(high) - loss_i(low), -bound, bound) + sigma / sqrt(share) bound N(0, 1))
+
+        *Guarantee*: sensitivity ``bound``; it is one of the step's questions and takes its share.
+        """
+        if not 0 < bound < math.inf:
+            raise SettingError(f"the bound on a unit's loss difference is positive and finite; got {bound}")
+        sample, share = self._whole_sample(), self._spend(share)
+        differences = (losses[1] - losses[0] for losses in sample.losses([low, high]))
+        total = self._noised(clamped_sum(differences, bound), share)[COUNT]
+        return float(total) / self._release.expected_units
+
+    @property
+    def fresh(self) -> Ask:
+        """A door to a second sample of this step, if the method declared that it draws one."""
+        if self._fresh is None:
+            raise PrivacyError(
+                "this step drew one sample only; a method that needs another sets `fresh_noise`"
+            )
+        return self._fresh
+
+    @property
+    def noise_std(self) -> float:
+        """The noise on each coordinate of an answer that takes the whole step: sigma C / expected."""
+        return self._release.noise_multiplier * self.sensitivity / self._release.expected_units
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one unit can move the sum of gradients: the clip norm of this step."""
+        return as_clip(self._release.clip_norm).sensitivity * self._view.factor
+
+    @property
+    def heard(self) -> Sequence[Heard]:
+        """The questions of this step so far, with their answers."""
+        return tuple(self._budget.heard)
+
+    @property
+    def fraction(self) -> float | None:
+        """The noisy fraction of units within the clip norm, if it was counted; the more exact weigh more."""
+        total = math.fsum(share for share, _ in self._budget.fractions)
+        return math.fsum(s * f for s, f in self._budget.fractions) / total if total else None
+
+    def part(self, scale: float) -> Ask:
+        """This door, with every share times ``scale``: what is left over is for other questions."""
+        return self._seen(replace(self._view, scale=self._view.scale * scale), self._fresh)
+
+    def spread(self, spread: Spread, *, by_unit: bool = False) -> Ask:
+        """This door, asking at the points and weights ``spread(point, unit)`` in the place of every point.
+
+        They come from public randomness and earlier releases. Without ``by_unit`` the unit's number is always 0.
+        """
+        outer = self._view
+
+        def both(point: Tree, unit: int) -> Sequence[tuple[Tree, float]]:
+            near = spread(point, unit if by_unit else 0)
+            points, weights = [p for p, _ in near], [w for _, w in near]
+            return list(zip(*outer.points(points, weights, unit if outer.by_unit else 0), strict=True))
+
+        fresh = self._fresh and self._fresh.spread(spread, by_unit=by_unit)
+        return self._seen(replace(outer, spread=both, by_unit=by_unit or outer.by_unit), fresh)
+
+    def counting(self, factor: float, share: float) -> Ask:
+        """This door with ``factor`` times the clip norm, and ``share`` of every answer for `fraction`.
+
+        *Guarantee*: ``factor`` must come from earlier releases. See `counted_sum` for the cost of the count.
+        """
+        if not isinstance(as_clip(self._release.clip_norm), Flat):
+            raise SettingError(
+                "an adaptive clip norm needs flat clipping: give the phase a number as clip_norm"
+            )
+        if not (0 <= share < 1 and 0 < factor < math.inf):
+            raise SettingError(
+                f"a count takes a share in [0, 1) at a positive factor; got {share} at {factor}"
+            )
+        fresh = self._fresh and self._fresh.counting(factor, 0.0)
+        return self._seen(replace(self._view, factor=factor * self._view.factor, count=share), fresh)
+
+    def _seen(self, view: _View, fresh: Ask | None) -> Ask:
+        """Another view of this door: one budget for both."""
+        door = Ask(self._sample, self._release, fresh=fresh, view=view)
+        door._budget = self._budget
+        return door
+
+    def _spend(self, share: float) -> float:
+        share *= self._view.scale
+        self._budget.spend(share)
+        return share
+
+    def _answer(self, chunks: Iterable[Chunk], like: Tree, frame: Frame | None, share: float) -> Released:
         if frame is not None:
             chunks = map(frame.enter, chunks)
-        bounded = clipped_sum(chunks, release.clip_norm, like)
-        answer = noised(bounded, release.noise_multiplier / share**0.5, release.noise)
+        bounded = self._bounded(chunks, like)
+        answer = self._noised(bounded, share)
         for leaf in answer.values():  # ours alone: nothing else has seen it yet
-            leaf.div_(release.expected_units)
-        return answer if frame is None else frame.leave(answer)
+            leaf.div_(self._release.expected_units)
+        self._count(answer, share)
+        std = self._multiplier(share) * bounded.sensitivity / self._release.expected_units
+        released = Released(answer if frame is None else frame.leave(answer), noise_std=std)
+        self._budget.heard.append(Heard(like, released))
+        return released
 
-    def _spend(self, share: float) -> None:
-        if not 0 < share <= self._left + _ROUNDING:
-            raise PrivacyError(
-                f"a question with share {share} does not fit into what is left of this step, {self._left:.6g}; "
-                "the shares of a step's questions are positive and sum to at most 1"
-            )
-        self._left -= share
+    def _bounded(self, chunks: Iterable[Chunk], like: Tree) -> Bounded:
+        clip, view = as_clip(self._release.clip_norm), self._view
+        if not isinstance(clip, Flat):
+            return clipped_sum(chunks, clip, like)
+        bound = self.sensitivity
+        return (
+            counted_sum(chunks, bound, like, share=view.count)
+            if view.count
+            else clipped_sum(chunks, bound, like)
+        )
+
+    def _count(self, answer: Tree, share: float) -> None:
+        """Take the count out of the answer: sum_i (b_i - 1/2) / expected + 1/2 is the fraction within the bound."""
+        if COUNT in answer:
+            scale = count_scale(self.sensitivity, self._view.count)
+            self._budget.fractions.append((share, float(answer.pop(COUNT)) / scale + 0.5))
+
+    def _noised(self, bounded: Bounded, share: float) -> Tree:
+        return noised(bounded, self._multiplier(share), self._release.noise)
+
+    def _multiplier(self, share: float) -> float:
+        return self._release.noise_multiplier / share**0.5
+
+    def _whole_sample(self) -> Sample:
+        if not isinstance(self._sample, Sample):
+            raise SettingError("this door opens on gradients at shared points only; build it with chunks_of")
+        return self._sample
 
 
 def _checked_weights(points: Sequence[Tree], weights: Sequence[float] | None) -> Sequence[float]:

@@ -6,10 +6,11 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -17,7 +18,7 @@ from torch.func import functional_call
 from saltflat.clipping.chunk import Kept, book_keeping, checked_losses
 from saltflat.core.mechanism import Chunk
 from saltflat.core.memory import keep_freed_memory
-from saltflat.core.sampling import Batch, pick, rows_in
+from saltflat.core.sampling import Batch, Indices, Units, physical, pick, rows_in
 from saltflat.core.tree import Tree
 from saltflat.errors import ModelError, SettingError
 
@@ -32,6 +33,8 @@ class Contribution(Protocol):
     def unit(self) -> str: ...
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
+
+    def losses(self, points: Sequence[Tree], batch: Batch) -> Tensor: ...
 
 
 def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> Loss:
@@ -95,6 +98,29 @@ class PerExample:
             )
         return batch
 
+    def losses(self, points: Sequence[Tree], batch: Batch) -> Tensor:
+        """The loss of every unit at each point, on the same views; NaN for a unit whose loss fails.
+
+        (points, units)
+        """
+        batch = self._views_of(batch)
+        with torch.no_grad():
+            try:
+                rows = self._rows(points, batch)
+            except ModelError:
+                raise
+            except Exception:
+                each = [pick(batch, torch.tensor([row])) for row in range(rows_in(batch))]
+                void = torch.full((len(points), 1), float("nan"))
+                found = [
+                    self._rows(points, row).cpu() if self._survives(points, row) else void for row in each
+                ]
+                rows = torch.cat(found, 1)
+        return rows.view(len(points), -1, self.views).mean(2)
+
+    def _rows(self, points: Sequence[Tree], batch: Batch) -> Tensor:
+        return torch.stack([checked_losses(self.losses_at(p, batch), rows_in(batch)) for p in points])
+
     def _kept(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
         return book_keeping(
             lambda point: self.losses_at(point, batch),
@@ -147,6 +173,26 @@ class Without:
     def scaled(self, scale: Tree) -> Chunk:
         return Without(self.chunk.scaled(scale), self.void)
 
+    def only(self, names: Collection[str]) -> Chunk:
+        return Without(self.chunk.only(names), self.void)
+
+
+def each_view(augment: Callable[[Batch], Batch], views: int) -> Callable[[Batch], Batch]:
+    """Augmentation multiplicity: every row ``views`` times, side by side, each changed by ``augment`` on its own.
+
+    For `per_example`'s ``augment``; ``augment`` maps rows to as many rows, and may be random.
+
+    *Guarantee*: an example's views are averaged before the clip, so they count as one unit.
+    De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022.
+
+    >>> flip = each_view(lambda batch: -batch, 2)
+    >>> flip(torch.tensor([1.0, 2.0]))
+    tensor([-1., -1., -2., -2.])
+    """
+    if not views >= 1:
+        raise SettingError(f"an example has at least one view; got views={views}")
+    return lambda batch: augment(pick(batch, torch.arange(rows_in(batch)).repeat_interleave(views)))
+
 
 def per_example(
     model: nn.Module,
@@ -173,3 +219,31 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
     the user's rows, so a user moves the sum by at most the clip norm however many rows are real.
     """
     return PerExample(model, loss, rows, None, "user")
+
+
+@dataclass(frozen=True)
+class chunks_of:
+    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
+
+    contribution: Contribution
+    units: Units
+    drawn: Indices
+    most: int
+
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
+        for part in physical(self.drawn, self.most):
+            yield self.contribution(points, weights, self.units.take(part))
+
+    def apart(
+        self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None
+    ) -> Iterator[Chunk]:
+        """Each unit, or each group of units, at points of its own."""
+        labels = self.drawn if groups is None else self.drawn % groups
+        for label in np.unique(labels):
+            together = replace(self, drawn=self.drawn[labels == label])
+            yield from together(points_of(int(label)), weights)
+
+    def losses(self, points: Sequence[Tree]) -> Iterator[Tensor]:
+        """Every unit's loss at each point; (points, units)."""
+        for part in physical(self.drawn, self.most):
+            yield self.contribution.losses(points, self.units.take(part))

@@ -6,6 +6,7 @@ touched. `enter` changes coordinates of a chunk, `leave` those of the released m
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,9 @@ class Shifted:
 
     def scaled(self, scale: Tree) -> Chunk:
         return Shifted(self.chunk.scaled(scale), tree.times(self.origin, scale))
+
+    def only(self, names: Collection[str]) -> Chunk:
+        return Shifted(self.chunk.only(names), {name: self.origin[name] for name in names})
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from saltflat.core import tree
-from saltflat.core.tree import Tree
+from saltflat.core.schedule import Schedule, at
+from saltflat.core.tree import Released, Tree
 from saltflat.errors import SettingError
-
-Rate = float | Callable[[int], float]  # a learning rate, or one for every step, fixed in advance
 
 
 class Optimizer(Protocol):
@@ -42,7 +41,7 @@ class SGD:
     {'w': tensor([-1.4500])}
     """
 
-    lr: Rate
+    lr: Schedule
     momentum: float = 0.0
     weight_decay: float = 0.0
 
@@ -59,7 +58,7 @@ class SGD:
             direction = tree.add(direction, params, scale=self.weight_decay)
         if self.momentum and velocity is not None:
             direction = tree.add(direction, velocity, scale=self.momentum)
-        params = tree.add(params, direction, scale=-_at(self.lr, count))
+        params = tree.add(params, direction, scale=-at(self.lr, count))
         return params, (count + 1, direction if self.momentum else None)
 
 
@@ -70,7 +69,7 @@ class Adam:
     m^ and v^ are m and v divided by 1 - b^t. Kingma and Ba, "Adam", ICLR 2015.
     """
 
-    lr: Rate
+    lr: Schedule
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -90,13 +89,84 @@ class Adam:
             direction = tree.add(direction, params, scale=self.weight_decay)
         mean = tree.map_tree(lambda m, g: torch.lerp(m, g, 1 - b1), mean, direction)
         square = tree.map_tree(lambda v, g: torch.lerp(v, g * g, 1 - b2), square, direction)
-        size = _at(self.lr, count) / (1 - b1**t)
+        size = at(self.lr, count) / (1 - b1**t)
         root = math.sqrt(1 - b2**t)
 
         def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
             return torch.addcdiv(w, m, v.sqrt() / root + self.eps, value=-size)
 
         return tree.map_tree(moved, params, mean, square), (t, mean, square)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamBC:
+    """Adam without the bias that the noise puts on its second moment (DP-AdamBC).
+
+        m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  p <- b2 p + (1 - b2) s^2
+        w <- w - lr m^ / sqrt(max(v^ - p^, floor))
+
+    s = sigma C / expected is the standard deviation of the noise on g, which every answer of the door carries;
+    it may change from step to step. ``floor`` wants tuning around s^2.
+
+    *Guarantee*: free post-processing; it reads the noise's variance, a public constant, never the noise.
+    Tang, Shpilevskiy and Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
+    Correction)", AAAI 2024.
+
+    >>> adam = AdamBC(lr=0.1)
+    >>> w = {"w": torch.zeros(1)}
+    >>> adam.step(w, Released({"w": torch.full((1,), 5.0)}, noise_std=3.0), adam.init(w))[0]
+    {'w': tensor([-0.1250])}
+    """
+
+    lr: Schedule
+    betas: tuple[float, float] = (0.9, 0.999)
+    floor: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        for beta in self.betas:
+            _check_fraction("betas", beta)
+        if not 0 < self.floor < math.inf:
+            raise SettingError(f"floor must be positive and finite; got {self.floor}")
+
+    def init(self, params: Tree) -> tuple[int, Tree, Tree, float]:
+        return 0, tree.zeros_like(params), tree.zeros_like(params), 0.0
+
+    def step(self, params: Tree, direction: Tree, state: tuple[int, Tree, Tree, float]) -> tuple[Tree, Any]:
+        count, mean, square, noise = state
+        (b1, b2), t = self.betas, count + 1
+        noise = b2 * noise + (1 - b2) * _noise_std(direction) ** 2
+        if self.weight_decay:
+            direction = tree.add(direction, params, scale=self.weight_decay)
+        mean = tree.map_tree(lambda m, g: torch.lerp(m, g, 1 - b1), mean, direction)
+        square = tree.map_tree(lambda v, g: torch.lerp(v, g * g, 1 - b2), square, direction)
+        size, whole = at(self.lr, count) / (1 - b1**t), 1 - b2**t
+
+        def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            return torch.addcdiv(w, m, ((v - noise) / whole).clamp(min=self.floor).sqrt(), value=-size)
+
+        return tree.map_tree(moved, params, mean, square), (t, mean, square, noise)
+
+
+@dataclass(frozen=True)
+class AntiNoise:
+    """w <- optimizer's w + distance g_(t-1) / ||g_(t-1)||: each step takes back some of the one before.
+
+    What is left of the public DP-SAT code's drift when its climb is taken away: a control, and with `SAT`'s
+    ``drift`` that code itself. Free post-processing. (See `saltflat.methods.sat`.)
+    """
+
+    optimizer: Optimizer
+    distance: float
+
+    def init(self, params: Tree) -> tuple[Any, Tree]:
+        return self.optimizer.init(params), tree.zeros_like(params)
+
+    def step(self, params: Tree, direction: Tree, state: tuple[Any, Tree]) -> tuple[Tree, Any]:
+        memory, last = state
+        params, memory = self.optimizer.step(params, direction, memory)
+        return tree.climb(params, last, self.distance), (memory, direction)
 
 
 @dataclass(frozen=True)
@@ -150,11 +220,45 @@ class EMA:
         return count + 1, tree.map_tree(lambda m, w: torch.lerp(m, w, 1 - decay), mean, params)
 
 
-def _at(rate: Rate, step: int) -> float:
-    return rate(step) if callable(rate) else rate
+class Average:
+    """The `EMA` of a run's weights, to be given to `Surroundings` as its ``watch``; ``mean`` is what to evaluate.
+
+    Free post-processing.
+
+    >>> from types import SimpleNamespace
+    >>> average = Average(EMA(0.5))
+    >>> for w in (1.0, 2.0):
+    ...     average(SimpleNamespace(params={"w": torch.tensor([w])}))
+    >>> average.mean
+    {'w': tensor([1.9000])}
+    """
+
+    def __init__(self, ema: EMA) -> None:
+        self.ema = ema
+        self.state: tuple[int, Tree] | None = None
+
+    def __call__(self, progress: Any) -> None:
+        """Take in the weights after a step."""
+        params = progress.params
+        self.state = self.ema.init(params) if self.state is None else self.ema.step(params, self.state)
+
+    @property
+    def mean(self) -> Tree:
+        if self.state is None:
+            raise SettingError("nothing to average yet: the run has not taken a step")
+        return self.state[1]
 
 
-def _check_rate(rate: Rate) -> None:
+def _noise_std(direction: Tree) -> float:
+    if isinstance(direction, Released):
+        return direction.noise_std
+    raise SettingError(
+        "AdamBC needs the noise level of its direction, which an answer of ask carries; this method returned "
+        "another tree: wrap it as Released(tree, noise_std=...), or take Adam"
+    )
+
+
+def _check_rate(rate: Schedule) -> None:
     if not callable(rate) and not (rate > 0 and math.isfinite(rate)):
         raise SettingError(
             f"a learning rate is positive and finite, or a function of the step; got lr={rate}"

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.core.ask import Ask
+from saltflat.core.mechanism import Clip, as_clip
 from saltflat.core.optim import Optimizer
+from saltflat.core.schedule import Schedule, at
 from saltflat.core.tree import Tree
 from saltflat.errors import SettingError
 from saltflat.privacy import accounting
 from saltflat.privacy.calibration import calibrate_scale
-from saltflat.privacy.events import compose, phase_event
+from saltflat.privacy.events import ChosenDpEvent, compose, phase_event
+from saltflat.privacy.filters import RdpFilter, planned_order
 
 
 class Method(Protocol):
-    """How a step's questions are put and what is made of the answers. Everything but ``ask`` is free."""
+    """How a step's questions are put and what is made of the answers. Everything but ``ask`` is free.
+
+    State is a value: numbers, trees, and tuples, dictionaries and None of these, so that it can be stored. A
+    method that draws a second sample in every step has an attribute ``fresh_noise``, that sample's noise
+    relative to the phase's.
+    """
 
     def init(self, params: Tree) -> Any: ...
 
@@ -27,25 +37,53 @@ class Method(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """``steps`` steps with one method, noise level, clip norm and optimizer."""
+    """``steps`` steps with one method, noise level, clipping rule and optimizer.
+
+    ``clip_norm`` is a number for flat clipping, or a rule (`PerLayer`, `Automatic`). ``noise_schedule`` multiplies
+    ``noise_multiplier`` step by step and is fixed in advance. ``until`` may end the phase early: it sees the
+    method's state, which is made of releases; the steps that it saves go to the next phase.
+    """
 
     method: Method
     steps: int
     noise_multiplier: float
-    clip_norm: float
+    clip_norm: float | Clip
     optimizer: Optimizer
+    noise_schedule: Schedule = 1.0
+    until: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.steps, int) and self.steps >= 1):
             raise SettingError(f"a phase takes a whole number of steps, at least 1; got steps={self.steps}")
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
             raise SettingError(f"noise_multiplier must be 0 or more, and finite; got {self.noise_multiplier}")
-        if not self.clip_norm > 0:
+        bound = as_clip(self.clip_norm).sensitivity
+        if not bound > 0:
             raise SettingError(
                 f"clip_norm must be positive (infinity: no clipping, without noise only); got {self.clip_norm}"
             )
-        if math.isinf(self.clip_norm) and self.noise_multiplier > 0:
+        if math.isinf(bound) and self.noise_multiplier > 0:
             raise SettingError("noise needs a finite clip_norm: its scale is noise_multiplier x clip_norm")
+        for step in range(self.steps) if callable(self.noise_schedule) else (0,):
+            if not 0 < at(self.noise_schedule, step) < math.inf:
+                raise SettingError(
+                    f"noise_schedule gives positive, finite factors; got {at(self.noise_schedule, step)} at step {step}"
+                )
+
+    def noise_at(self, step: int) -> tuple[float, ...]:
+        """The noise multipliers of the samples drawn in a step: one, and another if the method draws two."""
+        noise = self.noise_multiplier * at(self.noise_schedule, step)
+        fresh = getattr(self.method, "fresh_noise", None)
+        return (noise,) if fresh is None else (noise, noise * fresh)
+
+    def event(self, rate: float) -> DpEvent:
+        """The cost of all its steps."""
+        if callable(self.noise_schedule):
+            counts = Counter(noise for step in range(self.steps) for noise in self.noise_at(step))
+        else:
+            counts = Counter({n: k * self.steps for n, k in Counter(self.noise_at(0)).items()})
+        events = [phase_event(rate, noise, count) for noise, count in counts.items()]
+        return events[0] if len(events) == 1 else compose(*events)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +91,8 @@ class Plan:
     """Phases over one data set, each step on a Poisson sample at ``rate`` of ``size`` declared units.
 
     *Guarantee*: `event` is derived from what will run. Sampling, clipping and noise take their settings
-    from here and nowhere else.
+    from here and nowhere else. What a phase that ends ``until`` does not use goes to the next one, whose steps
+    may therefore not cost more: on every path, and at every Renyi order, the run costs at most what is planned.
 
     >>> from saltflat.core.optim import SGD
     >>> from saltflat.methods import DPSGD
@@ -74,6 +113,9 @@ class Plan:
             raise SettingError(f"rate is each unit's probability to join a step, in (0, 1]; got {self.rate}")
         if not (isinstance(self.size, int) and self.size >= 1):
             raise SettingError(f"size is the declared number of units, a whole number; got {self.size}")
+        for phase, following in zip(self.phases, self.phases[1:], strict=False):
+            if phase.until is not None:
+                _check_handover(phase, following)
 
     @property
     def steps(self) -> int:
@@ -84,9 +126,33 @@ class Plan:
         """rate x declared size: a public constant that divides every sum, whatever was drawn."""
         return self.rate * self.size
 
+    @property
+    def data_driven(self) -> bool:
+        """Whether results decide how many steps have which noise."""
+        return any(
+            phase.until is not None and phase.noise_at(0) != following.noise_at(0)
+            for phase, following in zip(self.phases, self.phases[1:], strict=False)
+        )
+
     def event(self) -> DpEvent:
-        """The whole privacy cost: a Poisson-subsampled Gaussian for each step."""
-        return compose(*(phase_event(self.rate, p.noise_multiplier, p.steps) for p in self.phases))
+        """The whole privacy cost: a Poisson-subsampled Gaussian for each sample of each step.
+
+        If results decide when the noise changes, the list of steps is not known in advance; then it is an event
+        that only a Renyi filter accounts for, and that says so.
+        """
+        planned = compose(*(phase.event(self.rate) for phase in self.phases))
+        return ChosenDpEvent(planned) if self.data_driven else planned
+
+    def filter(self, delta: float) -> RdpFilter:
+        """A meter that refuses the step that would pass the plan's own epsilon, at an order fixed now.
+
+        Give it to `Surroundings` as the meter of a run whose phases end ``until``. By the plan's guarantee it
+        never refuses; it is there so that a mistake in this reasoning, or in a phase, stops the run.
+        """
+        event = compose(*(phase.event(self.rate) for phase in self.phases))
+        slack = 1 + 1e-9  # so that rounding does not refuse the last step
+        epsilon = accounting.rdp_epsilon(event, delta) * slack
+        return RdpFilter(epsilon=epsilon, delta=delta, order=planned_order(event, delta))
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon; unit: as the contribution says; adjacency: add or remove one unit."""
@@ -96,6 +162,20 @@ class Plan:
         """The same plan with every noise multiplier times ``factor``."""
         noisier = (replace(p, noise_multiplier=p.noise_multiplier * factor) for p in self.phases)
         return replace(self, phases=tuple(noisier))
+
+
+def _check_handover(phase: Phase, following: Phase) -> None:
+    """The steps that ``phase`` saves are taken in the ``following`` one: they may not cost more there."""
+    if callable(phase.noise_schedule) or callable(following.noise_schedule):
+        raise SettingError(
+            "a phase that ends `until`, and the next one, need constant noise: drop noise_schedule"
+        )
+    here, there = sorted(phase.noise_at(0)), sorted(following.noise_at(0))
+    if len(there) > len(here) or any(b < a for a, b in zip(here, there, strict=False)):
+        raise SettingError(
+            f"a phase that ends `until` leaves its steps to the next one, which must not have less noise or more "
+            f"samples; got noise {here}, then {there}: raise the second, or fix the number of steps"
+        )
 
 
 def calibrate(plan: Plan, *, epsilon: float, delta: float) -> Plan:

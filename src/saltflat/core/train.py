@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -10,12 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from saltflat.core.ask import Ask, Chunks, Release
+from saltflat.core.ask import Ask, Release
 from saltflat.core.check import check_model, check_step
-from saltflat.core.contribution import Contribution, PerExample
-from saltflat.core.mechanism import Chunk, Noise
+from saltflat.core.contribution import Contribution, PerExample, chunks_of
+from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.sampling import Indices, Units, physical, poisson
+from saltflat.core.sampling import Units, poisson
 from saltflat.core.tree import Tree
 from saltflat.errors import ModelError
 from saltflat.privacy.noise import SecureNoise
@@ -70,10 +71,11 @@ def train(plan: Plan, contribution: PerExample, units: Units, around: Surroundin
     check_model(model)
     params, count = trainable(model), units.count
     check_step(contribution, params, units.take, count)
-    done = 0
+    done = planned = 0
     for number, phase in enumerate(plan.phases):
+        planned += phase.steps  # what an earlier phase did not need is left to this one
         steps = _steps(plan, phase, (contribution, units, count), around, params)
-        for params in steps:
+        for params in itertools.islice(steps, planned - done):
             done += 1
             around.watch(Progress(done, number, params))
     put(params, model)
@@ -85,32 +87,34 @@ Private = tuple[Contribution, Units, int]
 
 def _steps(plan: Plan, phase: Phase, private: Private, around: Surroundings, params: Tree) -> Iterator[Tree]:
     """The weights after each step of one phase: draw, charge, ask, update."""
-    contribution, units, count = private
     state, memory = phase.method.init(params), phase.optimizer.init(params)
-    release = Release(
-        clip_norm=phase.clip_norm,
-        noise_multiplier=phase.noise_multiplier,
-        expected_units=plan.expected_units,
-        noise=around.noise,
-    )
-    for _ in range(phase.steps):
-        drawn = poisson(count, plan.rate, around.sampling)
-        if around.meter is not None:
-            around.meter.step(plan.rate, phase.noise_multiplier)
-        ask = Ask(chunks_of(contribution, units, drawn, around.physical), release)
+    for step in itertools.count():
+        ask = _door(plan, phase, step, private, around)
         direction, state = phase.method.step(ask, params, state)
         params, memory = phase.optimizer.step(params, direction, memory)
         yield params
+        if phase.until is not None and phase.until(state):
+            return
 
 
-def chunks_of(contribution: Contribution, units: Units, drawn: Indices, most: int) -> Chunks:
-    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
-
-    def chunks(points: list[Tree], weights: list[float]) -> Iterator[Chunk]:
-        for indices in physical(drawn, most):
-            yield contribution(points, weights, units.take(indices))
-
-    return chunks  # type: ignore[return-value]
+def _door(plan: Plan, phase: Phase, step: int, private: Private, around: Surroundings) -> Ask:
+    """Draw and charge the step's samples, and open the door on them; the first one leads to the next."""
+    contribution, units, count = private
+    ask: Ask | None = None
+    first, *others = phase.noise_at(step)
+    for noise_multiplier in (*reversed(others), first):
+        drawn = poisson(count, plan.rate, around.sampling)
+        if around.meter is not None:
+            around.meter.step(plan.rate, noise_multiplier)
+        release = Release(
+            clip_norm=phase.clip_norm,
+            noise_multiplier=noise_multiplier,
+            expected_units=plan.expected_units,
+            noise=around.noise,
+        )
+        ask = Ask(chunks_of(contribution, units, drawn, around.physical), release, fresh=ask)
+    assert ask is not None
+    return ask
 
 
 def put(params: Tree, model: nn.Module) -> None:

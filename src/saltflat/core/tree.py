@@ -13,6 +13,20 @@ from torch import Tensor
 Tree = dict[str, Tensor]
 
 
+class Released(Tree):
+    """A tree that came out of the door, and the standard deviation of the noise on each coordinate.
+
+    That number is a public constant of the step. Arithmetic gives plain trees, which do not know theirs.
+
+    >>> Released({"w": torch.zeros(2)}, noise_std=0.1).noise_std
+    0.1
+    """
+
+    def __init__(self, tree: Tree, *, noise_std: float) -> None:
+        super().__init__(tree)
+        self.noise_std = noise_std
+
+
 def map_tree(function: Callable[..., Tensor], *trees: Tree) -> Tree:
     """Apply ``function`` leaf by leaf.
 
@@ -67,6 +81,15 @@ def norm(tree: Tree) -> Tensor:
     wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
     norms = [torch.linalg.vector_norm(x, dtype=wide.get(x.dtype)).double() for x in tree.values()]
     return torch.linalg.vector_norm(torch.stack(norms))
+
+
+def size(tree: Tree) -> int:
+    """The number of coordinates.
+
+    >>> size({"w": torch.zeros(2, 3), "b": torch.zeros(3)})
+    9
+    """
+    return sum(leaf.numel() for leaf in tree.values())
 
 
 def climb(point: Tree, direction: Tree, radius: float) -> Tree:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from saltflat.core.tree import Tree, add, climb, zeros_like
 from saltflat.errors import SettingError
@@ -16,6 +16,11 @@ class SAT:
     With ``momentum`` 0 the climb follows the last release; with the optimizer's own momentum it follows the
     last update (DP-SAT-Momentum, which wants a radius about ten times larger).
 
+    ``drift`` = m > 1 repeats what public code does when a batch is split into m physical ones: the climb is added
+    anew for each, so the j-th part is asked at w_t + j radius d_t / ||d_t||, and is taken off once, so the weights
+    keep (m - 1) climbs. For the second half give the phase ``AntiNoise(optimizer, (m - 1) * radius)``. A part
+    is every m-th unit by number, never by place in the batch: a unit that leaves may not move the others.
+
     *Guarantee*: as DP-SGD. d_t is made of earlier releases, so using it is free, and it is added once for
     the whole logical batch, never to the weights themselves.
     Park et al., "Differentially Private Sharpness-Aware Training", ICML 2023.
@@ -23,16 +28,25 @@ class SAT:
 
     radius: float
     momentum: float = 0.0
+    drift: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.radius < float("inf"):
             raise SettingError(f"the radius of the climb must be 0 or more, and finite; got {self.radius}")
         if not 0 <= self.momentum < 1:
             raise SettingError(f"the momentum of the climb must lie in [0, 1); got {self.momentum}")
+        if not (isinstance(self.drift, int) and self.drift >= 1):
+            raise SettingError(f"drift is a number of physical batches, 1 for none; got {self.drift}")
+        if self.drift > 1 and self.momentum:
+            raise SettingError("drift belongs to the code of DP-SAT without momentum; set one of them only")
 
     def init(self, params: Tree) -> Tree:
         return zeros_like(params)
 
-    def step(self, ask: Callable[..., Tree], params: Tree, last: Tree) -> tuple[Tree, Tree]:
-        gradient = ask(climb(params, last, self.radius))
+    def step(self, ask: Any, params: Tree, last: Tree) -> tuple[Tree, Tree]:
+        if self.drift == 1:
+            gradient = ask(climb(params, last, self.radius))
+        else:
+            points = [climb(params, last, self.radius * part) for part in range(1, self.drift + 1)]
+            gradient = ask.apart(lambda part: [points[part]], weights=[1.0], groups=self.drift)
         return gradient, add(gradient, last, scale=self.momentum) if self.momentum else gradient

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from dp_accounting import NeighboringRelation
@@ -34,6 +35,18 @@ REPLACE = NeighboringRelation.REPLACE_ONE
 
 Leaf: TypeAlias = Any  # a checked event of one kind; the fields differ by kind
 Leaves: TypeAlias = tuple[tuple[Leaf, int], ...]
+
+
+@dataclass(frozen=True)
+class ChosenDpEvent(DpEvent):
+    """Steps chosen as a run goes, which on every path cost at most ``event`` at every Renyi order.
+
+    *Guarantee*: by the argument of a Renyi filter, applied at each order, the run costs at most what ``event``
+    does there. A privacy loss distribution of ``event`` proves nothing about such a run and is never used.
+    Feldman & Zrnic, "Individual Privacy Accounting via a Renyi Filter", 2021.
+    """
+
+    event: DpEvent
 
 
 def step_event(rate: float, noise_multiplier: float) -> DpEvent:
@@ -144,6 +157,8 @@ def _unamplified_leaf(leaf: Leaf, adjacency: Adjacency) -> Leaf:
         return GaussianDpEvent(leaf.standard_deviation / max(leaf.sensitivities))
     if isinstance(leaf, RepeatAndSelectDpEvent):
         return RepeatAndSelectDpEvent(unamplified(leaf.event, adjacency=adjacency), leaf.mean, leaf.shape)
+    if isinstance(leaf, ChosenDpEvent):
+        return ChosenDpEvent(unamplified(leaf.event, adjacency=adjacency))
     return leaf
 
 
@@ -190,6 +205,8 @@ def _leaf(event: DpEvent) -> Leaf:
         return _mixture(event)
     if isinstance(event, RepeatAndSelectDpEvent):
         return _selection(event)
+    if isinstance(event, ChosenDpEvent):
+        return ChosenDpEvent(_merged(event.event))
     if isinstance(event, NonPrivateDpEvent):
         raise AccountingError("the event holds a step without any privacy: no epsilon bounds it")
     raise AccountingError(
@@ -220,8 +237,12 @@ def _selection(event: RepeatAndSelectDpEvent) -> Leaf:
             f"a random number of trials has mean {event.mean} and shape {event.shape}: the mean must be at "
             "least 1, the shape at least 0"
         )
-    inner = ComposedDpEvent(tuple(repeated(leaf, count) for leaf, count in leaves(event.event)))
-    return RepeatAndSelectDpEvent(inner, float(event.mean), float(event.shape))
+    return RepeatAndSelectDpEvent(_merged(event.event), float(event.mean), float(event.shape))
+
+
+def _merged(event: DpEvent) -> DpEvent:
+    """``event`` in one form, hashable."""
+    return ComposedDpEvent(tuple(repeated(leaf, count) for leaf, count in leaves(event)))
 
 
 def describe_sampling(event: DpEvent) -> str:
@@ -241,7 +262,7 @@ def _sampling_words(leaf: Leaf) -> str:
         return f"{leaf.sample_size} of {leaf.source_dataset_size} units without replacement"
     if isinstance(leaf, MixtureOfGaussiansDpEvent):
         return f"Poisson sampling of examples, at most {len(leaf.sensitivities) - 1} per user"
-    if isinstance(leaf, RepeatAndSelectDpEvent):
+    if isinstance(leaf, RepeatAndSelectDpEvent | ChosenDpEvent):
         return describe_sampling(leaf.event)
     return "every unit in every step"
 

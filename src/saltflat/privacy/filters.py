@@ -13,7 +13,7 @@ from dp_accounting.dp_event import DpEvent
 
 from saltflat.errors import AccountingError, BudgetError
 from saltflat.privacy import renyi
-from saltflat.privacy.events import ADD_REMOVE, REPLACE, Adjacency, gaussian_only, leaves
+from saltflat.privacy.events import ADD_REMOVE, REPLACE, Adjacency, gaussian_only, leaves, step_event
 from saltflat.privacy.limits import checked_delta, checked_epsilon
 
 
@@ -77,6 +77,10 @@ class RdpFilter:
                 "take more noise"
             )
         self._spent += cost * self._budget
+
+    def step(self, rate: float, noise_multiplier: float) -> None:
+        """Charge one step: a filter can be the meter of a run."""
+        self.spend(step_event(rate, noise_multiplier))
 
 
 class GaussianFilter:

@@ -27,6 +27,7 @@ from saltflat.privacy.events import (
     ADD_REMOVE,
     REPLACE,
     Adjacency,
+    ChosenDpEvent,
     Leaf,
     Leaves,
     adjacency_words,
@@ -61,6 +62,8 @@ def rdp_curve(parts: Leaves, orders: Sequence[float], *, adjacency: Adjacency = 
 @lru_cache(maxsize=256)
 def _leaf_curve(leaf: Leaf, orders: tuple[float, ...], adjacency: Adjacency) -> tuple[float, ...]:
     """One run of ``leaf``: integers by dp_accounting, fractions by integration."""
+    if isinstance(leaf, ChosenDpEvent):
+        return tuple(rdp_curve(leaves(leaf.event), orders, adjacency=adjacency))
     if not (isinstance(leaf, PoissonSampledDpEvent) and adjacency is not REPLACE):
         return tuple(_library_curve(leaf, orders, adjacency))
     whole = [order for order in orders if order == int(order)]
@@ -112,7 +115,7 @@ def covers(parts: Leaves, adjacency: Adjacency) -> bool:
 
 
 def _covers(leaf: Leaf, adjacency: Adjacency) -> bool:
-    if isinstance(leaf, RepeatAndSelectDpEvent):
+    if isinstance(leaf, RepeatAndSelectDpEvent | ChosenDpEvent):
         return covers(leaves(leaf.event), adjacency)
     if isinstance(leaf, PoissonSampledDpEvent):
         return adjacency is not REPLACE

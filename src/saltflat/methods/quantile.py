@@ -1,0 +1,55 @@
+"""Adaptive clipping: let the clip norm follow a quantile of the units' gradient norms, by a query of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from saltflat.core.tree import Tree
+from saltflat.errors import SettingError
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """C_(t+1) = C_t exp(-rate (b_t - quantile)),   b_t the noisy fraction of units with ||g_i|| <= C_t.
+
+    C_1 is the phase's clip norm. Any ``method`` goes inside; b_t is read off its own questions.
+
+    *Guarantee*: b_t is a question like any other. ``share`` of every answer goes to it (noise sigma / (2 sqrt(share))
+    on the count) and the rest to the gradients (noise sigma C_t / sqrt(1 - share)); together they cost the step's
+    sigma, so the plan's event accounts for both. C_t is made of earlier releases, and only sigma, not C_t,
+    enters the cost.
+    Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021.
+    """
+
+    method: Any
+    quantile: float = 0.5
+    rate: float = 0.2
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.quantile <= 1:
+            raise SettingError(f"a quantile lies in [0, 1]; got {self.quantile}")
+        if not 0 <= self.rate < math.inf:
+            raise SettingError(f"the rate of an adaptive clip norm is 0 or more, and finite; got {self.rate}")
+        if not 0 <= self.share < 1:
+            raise SettingError(f"the count's share of a step lies in [0, 1); got {self.share}")
+
+    @property
+    def fresh_noise(self) -> float | None:
+        return getattr(self.method, "fresh_noise", None)
+
+    def init(self, params: Tree) -> dict[str, Any]:
+        return {"inner": self.method.init(params), "factor": 1.0}
+
+    def step(self, ask: Any, params: Tree, state: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
+        counting = ask.counting(state["factor"], self.share)
+        direction, inner = self.method.step(counting, params, state["inner"])
+        return direction, {"inner": inner, "factor": self._next(state["factor"], counting.fraction)}
+
+    def _next(self, factor: float, fraction: float | None) -> float:
+        """C_(t+1) / C_1. The noisy fraction may lie far outside [0, 1]; then the norm moves as for 0 or 1."""
+        if fraction is None:
+            return factor
+        return factor * math.exp(-self.rate * (min(max(fraction, 0.0), 1.0) - self.quantile))

@@ -1,0 +1,35 @@
+"""Directions in units of the clip norm, so that the learning rate need not follow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from saltflat.core.tree import Released, Tree, mul
+
+
+@dataclass(frozen=True)
+class Rescaled:
+    """g_t / C_t, with C_t the sensitivity of the step's clipping rule: `rescale_to_unit_norm` in other code.
+
+    With an adaptive clip norm put it inside, ``Quantile(Rescaled(DPSGD()))``: steps then keep their length.
+
+    *Guarantee*: free post-processing by a public number.
+    De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022.
+    """
+
+    method: Any
+
+    @property
+    def fresh_noise(self) -> float | None:
+        return getattr(self.method, "fresh_noise", None)
+
+    def init(self, params: Tree) -> Any:
+        return self.method.init(params)
+
+    def step(self, ask: Any, params: Tree, state: Any) -> tuple[Tree, Any]:
+        direction, state = self.method.step(ask, params, state)
+        scaled = mul(direction, 1 / ask.sensitivity)
+        if isinstance(direction, Released):
+            return Released(scaled, noise_std=direction.noise_std / ask.sensitivity), state
+        return scaled, state

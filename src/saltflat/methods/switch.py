@@ -1,0 +1,246 @@
+"""When to leave the sharpness-aware phase: measures of sharpness that cost nothing or are paid for.
+
+Each measure wraps a method and adds to its state the ``readings`` so far, oldest first; `Plateau`, a phase's
+``until``, ends the phase when they stop falling. The Hessian of the *training* loss is not among them: it needs
+the raw data, and a rule that reads it is a query that nobody accounts for.
+
+*Guarantee* of all: readings are made of releases, public data and answers of the door, so what they decide is
+post-processing; but a run whose noise changes at a moment decided by results has no fixed list of steps, and
+its plan accounts for it as a Renyi filter does (`Plan.event`). Wraps methods that ask once at one point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from saltflat.core.tree import Tree, add, climb, dot, mul, norm, size, sub, zeros_like
+from saltflat.errors import SettingError
+from saltflat.methods.draws import public_draws
+from saltflat.methods.sat import SAT
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plateau:
+    """Whether the mean reading over ``window`` has not fallen by more than ``tolerance`` for ``patience`` windows.
+
+    Never before step ``least``; the phase's own ``steps`` is the latest.
+
+    >>> until = Plateau(window=2, patience=1)
+    >>> until({"steps": 4, "readings": (3.0, 3.0, 2.0, 2.0)}), until({"steps": 4, "readings": (3.0, 3.0, 3.0, 3.0)})
+    (False, True)
+    """
+
+    window: int = 50
+    patience: int = 3
+    tolerance: float = 0.0
+    least: int = 0
+
+    def __post_init__(self) -> None:
+        if not (self.window >= 1 and self.patience >= 1 and self.least >= 0 and self.tolerance >= 0):
+            raise SettingError(
+                f"a plateau needs window and patience of at least 1, the rest at least 0; got {self}"
+            )
+
+    def __call__(self, state: State) -> bool:
+        while "readings" not in state:  # a method around the one that measures
+            state = state["inner"]
+        readings = state["readings"]
+        whole = len(readings) // self.window
+        if state["steps"] < self.least or whole <= self.patience:
+            return False
+        means = [
+            math.fsum(readings[k * self.window : (k + 1) * self.window]) / self.window for k in range(whole)
+        ]
+        best, recent = min(means[: -self.patience]), means[-self.patience :]
+        return min(recent) >= best - self.tolerance
+
+
+@dataclass(frozen=True)
+class PublicSharpness:
+    """S2: read ``measure(w_t)`` every so many steps; it may look at public, synthetic or held-out public data.
+
+    For example the largest Hessian eigenvalue, or loss(w + radius u) - loss(w).
+
+    *Guarantee*: free, as long as ``measure`` never sees private rows; nothing here can check that.
+    """
+
+    method: Any
+    measure: Callable[[Tree], float]
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _check_every(self.every)
+
+    @property
+    def fresh_noise(self) -> float | None:
+        return getattr(self.method, "fresh_noise", None)
+
+    def init(self, params: Tree) -> State:
+        return {"inner": self.method.init(params), "steps": 0, "readings": ()}
+
+    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
+        readings = (float(self.measure(params)),) if state["steps"] % self.every == 0 else ()
+        direction, inner = self.method.step(ask, params, state["inner"])
+        return direction, _after(state, inner, readings)
+
+
+@dataclass(frozen=True)
+class Secant:
+    """S3: the curvature along the way, from released vectors alone.
+
+        k_t = (<d_t, y_t> + c D s^2) / ||d_t||^2,   d_t = p_t - p_(t-1),   y_t = g_t - g_(t-1)
+        c = radius / ||direction of the climb|| - lr
+
+    p_t is where step t asked, D the number of weights, s the noise on g_(t-1). d_t contains that noise c times
+    and y_t takes it off once, so <d_t, y_t> is too small by c D s^2. ``lr`` must be the optimizer's, which must be
+    SGD: a wrong c ruins the estimate. It is noisy: smooth over 50 steps or more, and use it for its trend.
+
+    *Guarantee*: free; it reads answers and the noise's known variance, never the noise.
+    """
+
+    method: SAT
+    lr: float | Callable[[int], float]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, SAT) or self.method.drift > 1:
+            raise SettingError(f"the secant is known for SAT without drift only; got {self.method}")
+
+    def init(self, params: Tree) -> State:
+        last = {"point": None, "answer": None, "noise_std": 0.0}
+        return {"inner": self.method.init(params), "steps": 0, "readings": (), "last": last}
+
+    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
+        climbed = float(norm(state["inner"])) + 1e-16
+        direction, inner = self.method.step(ask, params, state["inner"])
+        heard, last = ask.heard[-1], state["last"]
+        readings: tuple[float, ...] = ()
+        if last["point"] is not None:
+            lr = self.lr(state["steps"] - 1) if callable(self.lr) else self.lr
+            entered = self.method.radius / climbed - lr
+            readings = _secant(
+                sub(heard.point, last["point"]), sub(heard.answer, last["answer"]), entered, last
+            )
+        now = {"point": heard.point, "answer": heard.answer, "noise_std": heard.answer.noise_std}
+        return direction, {**_after(state, inner, readings), "last": now}
+
+
+def _secant(moved: Tree, turned: Tree, entered: float, last: State) -> tuple[float, ...]:
+    square = float(dot(moved, moved))
+    if square == 0:
+        return ()
+    return ((float(dot(moved, turned)) + entered * size(moved) * last["noise_std"] ** 2) / square,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Antithetic:
+    """S4: every so many steps two steps look at w + radius u and w - radius u, in random order.
+
+        k = +-<u, g_first - g_second> / (2 radius),   u the unit vector along a running mean of older releases
+
+    The noise on k is s / (sqrt(2) radius). The weights move between the two steps; the random order makes that
+    average out. In between, ``method`` runs as it is; during a pair its answers are taken at w +- radius u.
+
+    *Guarantee*: free; u is older than the pair, and the order comes from a public ``seed``.
+    """
+
+    method: Any
+    radius: float
+    every: int = 10
+    decay: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_every(self.every, least=2)
+        if not 0 < self.radius < math.inf:
+            raise SettingError(f"the radius of a probe must be positive and finite; got {self.radius}")
+        if not 0 <= self.decay < 1:
+            raise SettingError(f"decay must lie in [0, 1); got {self.decay}")
+
+    def init(self, params: Tree) -> State:
+        inner = self.method.init(params)
+        return {"inner": inner, "steps": 0, "readings": (), "mean": zeros_like(params), "pair": None}
+
+    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
+        readings: tuple[float, ...] = ()
+        pair, door = self._pair(state), ask
+        if pair is not None:
+            probe = climb(params, pair["along"], pair["sign"] * self.radius)
+            door = ask.spread(lambda point, unit: [(probe, 1.0)])
+        direction, inner = self.method.step(door, params, state["inner"])
+        if pair is not None:
+            answer = ask.heard[-1].answer
+            if pair["first"] is None:
+                pair = {**pair, "sign": -pair["sign"], "first": answer}
+            else:
+                readings, pair = (self._reading(pair, answer),), None
+        mean = add(mul(state["mean"], self.decay), direction, scale=1 - self.decay)
+        return direction, {**_after(state, inner, readings), "mean": mean, "pair": pair}
+
+    def _pair(self, state: State) -> State | None:
+        """The pair under way, or a new one if it is time and there are releases to build on."""
+        due = state["steps"] % self.every == self.every - 1
+        if state["pair"] is not None or not due:
+            return state["pair"]
+        sign = 1.0 if int(torch.randint(2, (), generator=public_draws(self.seed, state["steps"]))) else -1.0
+        return {"along": state["mean"], "sign": sign, "first": None}
+
+    def _reading(self, pair: State, second: Tree) -> float:
+        """``pair["sign"]`` is the second step's by now, so the first one's is its opposite."""
+        along = float(dot(pair["along"], sub(pair["first"], second))) / (float(norm(pair["along"])) + 1e-16)
+        return -pair["sign"] * along / (2 * self.radius)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """S5: a paid question, how much more the units of the step lose at w + radius u than at w.
+
+        q_t = (1 / expected) (sum_i clamp(loss_i(w + radius u) - loss_i(w), -bound, bound) + noise)
+
+    u is along the last release. The question is put every so many steps and takes ``share`` of them; ``method`` has
+    the rest.
+
+    *Guarantee*: sensitivity ``bound``, and one more answer within the step's sigma, which the plan's event has.
+    """
+
+    method: Any
+    radius: float
+    bound: float
+    share: float = 0.05
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        _check_every(self.every)
+        if not 0 < self.share < 1:
+            raise SettingError(f"the question's share of a step lies in (0, 1); got {self.share}")
+
+    @property
+    def fresh_noise(self) -> float | None:
+        return getattr(self.method, "fresh_noise", None)
+
+    def init(self, params: Tree) -> State:
+        return {"inner": self.method.init(params), "steps": 0, "readings": (), "last": zeros_like(params)}
+
+    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
+        readings: tuple[float, ...] = ()
+        if state["steps"] % self.every == self.every - 1:
+            high = climb(params, state["last"], self.radius)
+            readings = (ask.gap(params, high, bound=self.bound, share=self.share),)
+            ask = ask.part(1 - self.share)
+        direction, inner = self.method.step(ask, params, state["inner"])
+        return direction, {**_after(state, inner, readings), "last": dict(direction)}
+
+
+def _after(state: State, inner: Any, readings: tuple[float, ...]) -> State:
+    return {**state, "inner": inner, "steps": state["steps"] + 1, "readings": (*state["readings"], *readings)}
+
+
+def _check_every(every: int, *, least: int = 1) -> None:
+    if not (isinstance(every, int) and every >= least):
+        raise SettingError(f"every is a number of steps, at least {least}; got {every}")

@@ -1,0 +1,554 @@
+"""One table for all: methods x invariants. A new method is one file and one row.
+
+The first three invariants are links of one chain: one unit moves a sum by at most its declared sensitivity; the
+noise is the multiplier times that sensitivity; a step's multipliers together cost no more than was charged;
+and what is charged is what the plan announced. Every check is shown to fail on a mutant at the end.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+from reference import FixedNoise, Tree, flat
+from steps import CRITERION, examples, network, phase, plan
+
+from saltflat import (
+    DPLIS,
+    DPSGD,
+    SAM,
+    SAT,
+    SGD,
+    Adam,
+    AdamBC,
+    AntiNoise,
+    Antithetic,
+    Automatic,
+    Cosine,
+    Gap,
+    Linear,
+    PerLayer,
+    Piecewise,
+    Plan,
+    Plateau,
+    PublicSharpness,
+    Quantile,
+    Rescaled,
+    Secant,
+    Surroundings,
+    TensorUnits,
+    Torch,
+    per_example,
+    supervised,
+    train,
+)
+from saltflat.core import ask as door
+from saltflat.core import contribution, mechanism
+from saltflat.core import train as loop
+from saltflat.core.mechanism import Bounded
+from saltflat.core.tree import norm, zeros_like
+from saltflat.errors import PrivacyError
+from saltflat.privacy.events import ChosenDpEvent, leaves
+from saltflat.privacy.noise import SeededNoise
+
+SIZE, RATE, LR = 12, 0.5, 0.2
+BASE = {"steps": 5, "noise_multiplier": 0.7, "clip_norm": 0.4, "optimizer": SGD(lr=LR, momentum=0.9)}
+QUICK = Plateau(window=1, patience=1)
+NEVER = 10**6
+
+Phases = tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method, the same method at strength zero, and what it must then equal (DP-SGD unless said otherwise)."""
+
+    phases: Phases
+    zero: Phases
+    plain: Phases = ({},)
+    views: int = 1  # at strength zero there is one
+
+
+def one(zero: dict[str, Any], *, plain: dict[str, Any] | None = None, **changes: Any) -> Row:
+    return Row((changes,), (zero,), (plain or {},))
+
+
+def two(method: Any, zero: Any, *, until: Any = None) -> Row:
+    """SAI: a sharpness-aware phase, then DP-SGD with three times the noise, its optimizer started anew."""
+    first = {"steps": 4, "until": until}
+    rest = {"steps": 3, "noise_multiplier": 2.1, "optimizer": SGD(lr=0.05)}
+    quiet = {"steps": 4}
+    return Row(({**first, "method": method}, rest), ({**quiet, "method": zero}, rest), (quiet, rest))
+
+
+def public(params: Tree) -> float:
+    return float(norm(params))
+
+
+TABLE: dict[str, Row] = {
+    "DP-SGD": one({"method": DPSGD()}, method=DPSGD()),
+    "DP-Adam": one(
+        {"optimizer": Adam(lr=0.05)},
+        plain={"optimizer": Torch(lambda p: torch.optim.Adam(p, 0.05))},
+        optimizer=Adam(lr=0.05),
+    ),
+    "DP-AdamBC": one(
+        {"optimizer": AdamBC(lr=0.05, floor=1e-30), "noise_multiplier": 0.0},
+        plain={"optimizer": Adam(lr=0.05, eps=1e-15), "noise_multiplier": 0.0},
+        optimizer=AdamBC(lr=0.05, floor=1e-4),
+    ),
+    "DP-SAM": one({"method": SAM(0.3, ascent_share=0.0)}, method=SAM(0.3)),
+    "DP-SAM, fresh batch": one(
+        {"method": SAM(0.3, ascent_share=0.0, fresh=True)}, method=SAM(0.3, fresh=True)
+    ),
+    "DP-SAT": one({"method": SAT(0.0)}, method=SAT(0.3)),
+    "DP-SAT-Momentum": one({"method": SAT(0.0, momentum=0.9)}, method=SAT(0.3, momentum=0.9)),
+    "DP-SAT, legacy drift": one(
+        {"method": SAT(0.0, drift=3), "optimizer": AntiNoise(BASE["optimizer"], 0.0)},
+        method=SAT(0.3, drift=3),
+        optimizer=AntiNoise(BASE["optimizer"], 0.6),
+    ),
+    "DPLIS": one({"method": DPLIS(lr=LR, copies=3, reach=0.0)}, method=DPLIS(lr=LR, copies=3)),
+    "DPLIS, antithetic": one(
+        {"method": DPLIS(lr=LR, copies=4, reach=0.0, antithetic=True)},
+        method=DPLIS(lr=LR, copies=4, antithetic=True),
+    ),
+    "DPLIS, per example": one(
+        {"method": DPLIS(lr=LR, copies=2, reach=0.0, per_example=True)},
+        method=DPLIS(lr=LR, copies=2, per_example=True),
+    ),
+    "DPLIS, legacy sum": one(
+        {"method": DPLIS(lr=LR, copies=1, reach=0.0, total=True)}, method=DPLIS(lr=LR, copies=3, total=True)
+    ),
+    "augmentation": Row(({"method": DPSGD()},), ({"method": DPSGD()},), views=3),
+    "per-layer clipping": one({"clip_norm": PerLayer({"": 0.4})}, clip_norm=PerLayer(0.4)),
+    "per-layer bounds": one(
+        {"clip_norm": PerLayer({"": 0.4})}, clip_norm=PerLayer({"0": 0.3, "2.weight": 0.1, "": 0.2})
+    ),
+    "automatic clipping": one(  # where everything is clipped, scaling to the bound is clipping to it
+        {"clip_norm": Automatic(1e-3, gamma=1e-30)}, plain={"clip_norm": 1e-3}, clip_norm=Automatic()
+    ),
+    "adaptive clipping": one({"method": Quantile(DPSGD(), share=0.0)}, method=Quantile(DPSGD(), share=0.2)),
+    "rescaled": one(
+        {"method": Rescaled(DPSGD())},
+        plain={"optimizer": SGD(lr=LR / 0.4, momentum=0.9)},
+        method=Rescaled(SAT(0.3)),
+    ),
+    "rescaled, adaptive clipping": one(
+        {"method": Quantile(Rescaled(DPSGD()), share=0.0)},
+        plain={"optimizer": SGD(lr=LR / 0.4, momentum=0.9)},
+        method=Quantile(Rescaled(DPSGD()), share=0.2),
+    ),
+    "noise schedule": one(
+        {"noise_schedule": Piecewise((1.0, 1.0), ends=(2,))},
+        noise_schedule=Linear(1.0, 0.5, steps=4, levels=2),
+    ),
+    "learning-rate schedule": one(
+        {"optimizer": SGD(lr=Cosine(LR, LR, steps=4), momentum=0.9)},
+        optimizer=SGD(lr=Cosine(LR, 0.0, steps=4), momentum=0.9),
+    ),
+    "SAI": two(SAT(0.3), SAT(0.0)),
+    "SAI, public switch": two(
+        PublicSharpness(SAT(0.3), public), PublicSharpness(SAT(0.0), public), until=QUICK
+    ),
+    "SAI, secant switch": two(Secant(SAT(0.3), lr=LR), Secant(SAT(0.0), lr=LR), until=QUICK),
+    "SAI, antithetic switch": two(
+        Antithetic(method=SAT(0.3), radius=0.2, every=2),
+        Antithetic(method=SAT(0.0), radius=0.2, every=NEVER),
+        until=Plateau(window=1, patience=1, least=3),
+    ),
+    "SAI, paid switch": two(
+        Gap(method=SAT(0.3), radius=0.2, bound=0.02),
+        Gap(method=SAT(0.0), radius=0.2, bound=0.02, every=NEVER),
+        until=QUICK,
+    ),
+    "SAI + DPLIS": two(DPLIS(method=SAT(0.3), lr=LR, copies=2), DPLIS(method=SAT(0.0), lr=LR, reach=0.0)),
+    "SAT + augmentation": Row(({"method": SAT(0.3)},), ({"method": SAT(0.0)},), views=3),
+    "SAM + adaptive clipping": one(
+        {"method": Quantile(SAM(0.3, ascent_share=0.0), share=0.0)}, method=Quantile(SAM(0.3), share=0.2)
+    ),
+    "SAM, fresh batch + adaptive clipping + DPLIS": one(
+        {"method": Quantile(DPLIS(method=SAM(0.3, 0.0, fresh=True), lr=LR, reach=0.0), share=0.0)},
+        method=Quantile(DPLIS(method=SAM(0.3, fresh=True), lr=LR, copies=2), share=0.2),
+    ),
+    "all at once": Row(
+        (
+            {
+                "method": Quantile(
+                    Gap(method=DPLIS(method=SAT(0.3), lr=LR, copies=2), radius=0.2, bound=0.02), share=0.1
+                ),
+                "optimizer": AdamBC(lr=0.05, floor=1e-4),
+                "noise_schedule": Linear(1.0, 0.5, steps=4, levels=2),
+            },
+        ),
+        (
+            {
+                "method": Quantile(
+                    Gap(method=DPLIS(method=SAT(0.0), lr=LR, reach=0.0), radius=0.2, bound=0.02, every=NEVER),
+                    share=0.0,
+                )
+            },
+        ),
+        views=3,
+    ),
+}
+
+
+# How a row is run, and what is written down on the way
+
+
+@dataclass
+class Tape:
+    """What happened, in order: what was charged, and what went into and came out of the noise."""
+
+    replay: bool = False  # answer with noise alone, so that two runs hear the same whatever the data
+    charges: list[list[float]] = field(default_factory=list)  # one list per step
+    sums: list[tuple[int, Bounded, float]] = field(default_factory=list)  # (step, sum, multiplier)
+    added: list[float] = field(default_factory=list)  # the noise's size over that of its Gaussians
+    steps: int = 0
+
+    def step(self, rate: float, noise_multiplier: float) -> None:
+        """The meter."""
+        if len(self.charges) == self.steps:
+            self.charges.append([])
+        self.charges[-1].append(noise_multiplier)
+
+    def watch(self, progress: Any) -> None:
+        self.steps += 1
+
+    def noised(self, bounded: Bounded, multiplier: float, noise: Any) -> Tree:
+        total = {name: leaf.clone() for name, leaf in bounded.total.items()}
+        self.sums.append((self.steps, Bounded(total, bounded.sensitivity), multiplier))
+        if self.replay:
+            bounded = Bounded(zeros_like(bounded.total), bounded.sensitivity)
+        last: list[Tree] = []
+        answer = NOISED(bounded, multiplier, Overheard(noise, last))
+        before = bounded.total if self.replay else total
+        if multiplier > 0:
+            out = {name: leaf - before[name] for name, leaf in answer.items()}
+            self.added.append(float(norm(out)) / float(norm(last[0])))
+        return answer
+
+
+NOISED = mechanism.noised
+
+
+@dataclass
+class Overheard:
+    """A source of noise whose draws are kept."""
+
+    source: Any
+    drawn: list[Tree]
+
+    def normal(self, like: Tree) -> Tree:
+        fresh = self.source.normal(like)
+        self.drawn.append({name: leaf.clone() for name, leaf in fresh.items()})
+        return fresh
+
+
+def three_views(batch: Any) -> Any:
+    x, y = batch
+    return torch.stack([x, -x, 2 * x], 1).flatten(0, 1), y.repeat_interleave(3)
+
+
+def plan_of(phases: Phases) -> Plan:
+    return plan(*(phase(**{**BASE, **changes}) for changes in phases), rate=RATE, size=SIZE)
+
+
+def run(
+    phases: Phases,
+    *,
+    views: int = 1,
+    tape: Tape | None = None,
+    draw: Callable[..., Any] | None = None,
+    data: Sequence[Any] | None = None,
+    noise: Any = None,
+    physical: int = 5,
+    meter: Any = None,
+) -> Tree:
+    tape = tape or Tape()
+    around = Surroundings(
+        noise=noise or FixedNoise(3),
+        sampling=np.random.default_rng(3),
+        physical=physical,
+        meter=meter or tape,
+        watch=tape.watch,
+    )
+    unit = per_example(
+        network(), supervised(CRITERION), views=views, augment=three_views if views > 1 else None
+    )
+    torch.seed()  # no result may depend on torch's own source
+    with patch.object(door, "noised", tape.noised), patch.object(loop, "poisson", draw or loop.poisson):
+        return train(plan_of(phases), unit, TensorUnits(tuple(data or examples(SIZE))), around)
+
+
+# The invariants
+
+
+def check_sensitivity(row: Row) -> None:
+    """Without unit j, every sum of the run moves by at most what it declares; nothing else changes."""
+    for j, spoil in ((0, None), (5, 1e4), (11, float("nan"))):
+        x, y = examples(SIZE)
+        if spoil is not None:
+            x[j] *= spoil
+        pair = [Tape(replay=True), Tape(replay=True)]
+        for tape, there in zip(pair, (np.arange(SIZE), np.delete(np.arange(SIZE), j)), strict=True):
+            run(row.phases, views=row.views, tape=tape, draw=lambda *_, there=there: there, data=(x, y))
+        assert [(s, m) for s, _, m in pair[0].sums] == [(s, m) for s, _, m in pair[1].sums]
+        for (_, with_it, _), (_, without, _) in zip(pair[0].sums, pair[1].sums, strict=True):
+            assert with_it.sensitivity == without.sensitivity
+            assert with_it.total.keys() == without.total.keys()
+            gap = torch.cat([(with_it.total[n] - without.total[n]).flatten() for n in with_it.total]).norm()
+            assert float(gap) <= with_it.sensitivity * (1 + 1e-6)
+
+
+def check_noise(row: Row) -> None:
+    """The noise is the multiplier times the sensitivity, of an empty sample too."""
+    for draw in (None, lambda *_: np.arange(0)):
+        tape = Tape()
+        run(row.phases, views=row.views, tape=tape, draw=draw)
+        for (_, bounded, multiplier), added in zip(tape.sums, tape.added, strict=True):
+            assert added == pytest.approx(multiplier * bounded.sensitivity, rel=1e-9)
+
+
+def check_budget(row: Row) -> None:
+    """A step's answers cost what was charged for it, and the charges are the plan's event."""
+    the_plan, tape = plan_of(row.phases), Tape()
+    run(row.phases, views=row.views, tape=tape)
+    assert tape.steps == the_plan.steps
+    for step, charged in enumerate(tape.charges):
+        spent = math.fsum(multiplier**-2 for when, _, multiplier in tape.sums if when == step)
+        assert spent <= math.fsum(noise**-2 for noise in charged) * (1 + 1e-9)
+        assert spent >= 0.999 * math.fsum(noise**-2 for noise in charged)  # nothing is paid for in vain
+    if any(p.until for p in the_plan.phases):
+        assert isinstance(the_plan.event(), ChosenDpEvent)
+        run(row.phases, views=row.views, meter=the_plan.filter(1e-5))  # which would refuse to overspend
+    else:
+        announced = {leaf.event.noise_multiplier: count for leaf, count in leaves(the_plan.event())}
+        assert Counter(noise for step in tape.charges for noise in step) == announced
+
+
+def check_split(row: Row) -> None:
+    """The physical batch never changes a result, nor how often noise is drawn."""
+    first = FixedNoise(3)
+    whole = run(row.phases, views=row.views, physical=100, noise=first)
+    for most in (1, 3, 7):
+        noise = FixedNoise(3)
+        torch.testing.assert_close(
+            flat(run(row.phases, views=row.views, physical=most, noise=noise)),
+            flat(whole),
+            rtol=1e-8,
+            atol=1e-11,
+        )
+        assert noise.calls == first.calls
+
+
+def check_zero(row: Row) -> None:
+    """At strength zero a method is DP-SGD, and at its own strength it is not."""
+    plain = flat(run(row.plain))
+    torch.testing.assert_close(flat(run(row.zero)), plain, rtol=1e-9, atol=1e-12)
+    if row.phases != row.plain and row is not TABLE["DP-SGD"] and row is not TABLE["DP-Adam"]:
+        assert not torch.allclose(flat(run(row.phases, views=row.views)), plain, rtol=1e-4)
+
+
+def check_seeded(row: Row) -> None:
+    """One seed, one result, bit for bit; another seed, another."""
+    go = lambda seed: flat(run(row.phases, views=row.views, noise=SeededNoise(seed)))
+    assert torch.equal(go(7), go(7))
+    assert not torch.equal(go(7), go(8))
+
+
+def check_state(row: Row) -> None:
+    """State is plain values: a phase stopped after each step, its state stored and read, goes on as before."""
+    for changes in row.phases:
+        assert torch.equal(last_weights(row, changes), last_weights(row, changes, stored=True))
+
+
+def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> torch.Tensor:
+    """With ``stored`` as if every step were another process: nothing but the state survives."""
+    the_plan, through = plan_of((changes,)), stored_copy if stored else (lambda state: state)
+    (only,) = the_plan.phases
+    around = Surroundings(noise=FixedNoise(3), sampling=np.random.default_rng(3), physical=5)
+    unit = per_example(
+        network(), supervised(CRITERION), views=row.views, augment=three_views if row.views > 1 else None
+    )
+    private = unit, TensorUnits(examples(SIZE)), SIZE
+    params = loop.trainable(unit.model)
+    method, pristine = copy.deepcopy(only.method), copy.deepcopy(only.method)
+    state, memory = method.init(params), only.optimizer.init(params)
+    for step in range(only.steps):
+        method = copy.deepcopy(pristine) if stored else method
+        opened = loop._door(the_plan, only, step, private, around)
+        direction, state = method.step(opened, params, through(state))
+        params, memory = only.optimizer.step(params, direction, through(memory))
+    return flat(params)
+
+
+def stored_copy(state: Any) -> Any:
+    """What comes back from a file of tensors and JSON: plain containers, numbers, tensors, None."""
+    if state is None or isinstance(state, bool | int | float):
+        return state
+    if isinstance(state, torch.Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        assert all(isinstance(key, str) for key in state)
+        return {key: stored_copy(value) for key, value in state.items()}
+    assert type(state) in (tuple, list), f"{type(state).__name__} cannot be stored"
+    return type(state)(stored_copy(value) for value in state)
+
+
+CHECKS = {
+    "sensitivity": check_sensitivity,
+    "noise": check_noise,
+    "budget": check_budget,
+    "split": check_split,
+    "zero": check_zero,
+    "seeded": check_seeded,
+    "state": check_state,
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("check", CHECKS)
+def test_every_method(name: str, check: str) -> None:
+    CHECKS[check](TABLE[name])
+
+
+# Mutants: a seeded bug for each invariant
+
+
+def caught(check: Callable[[Row], None], row: Row | str) -> None:
+    with pytest.raises((AssertionError, PrivacyError)):
+        check(TABLE[row] if isinstance(row, str) else row)
+
+
+class TestMutants:
+    def test_per_layer_sensitivity_of_one_layer(self) -> None:
+        largest = property(lambda self: max(self.bounds.values()))
+        with patch.object(PerLayer, "sensitivity", largest):
+            caught(check_sensitivity, "per-layer bounds")
+
+    def test_a_count_that_nobody_pays_for(self) -> None:
+        def unpaid(chunks: Any, bound: float, like: Tree, *, share: float) -> Bounded:
+            return replace(mechanism.counted_sum(chunks, bound, like, share=share), sensitivity=bound)
+
+        with patch.object(door, "counted_sum", unpaid):
+            caught(check_sensitivity, "adaptive clipping")
+
+    def test_a_gap_that_is_not_clamped(self) -> None:
+        def free(values: Any, bound: float) -> Bounded:
+            return replace(mechanism.clamped_sum(values, 1e9), sensitivity=bound)
+
+        with patch.object(door, "clamped_sum", free):
+            caught(check_sensitivity, "SAI, paid switch")
+
+    @pytest.mark.parametrize("name", ["DP-SAT, legacy drift", "DPLIS, per example"])
+    def test_points_by_place_in_the_batch(self, name: str) -> None:
+        """What public code does: a unit that leaves moves its successors to other points."""
+
+        def apart(self: Any, points_of: Any, weights: Any, groups: int | None) -> Iterator[Any]:
+            for place, unit in enumerate(self.drawn):
+                label = place if groups is None else place * groups // len(self.drawn)
+                yield from replace(self, drawn=np.array([unit]))(points_of(label), weights)
+
+        with patch.object(contribution.chunks_of, "apart", apart):
+            caught(check_sensitivity, name)
+
+    def test_views_as_units(self) -> None:
+        with patch.object(mechanism, "clip_weights", lambda norms, bound: torch.ones_like(norms)):
+            caught(check_sensitivity, "augmentation")
+
+    @pytest.mark.parametrize("name", ["DP-SGD", "automatic clipping", "adaptive clipping"])
+    def test_a_hundredth_less_noise(self, name: str) -> None:
+        short = lambda bounded, multiplier, noise: SOUND(bounded, 0.99 * multiplier, noise)
+        with patch(f"{__name__}.NOISED", short):
+            caught(check_noise, name)
+
+    def test_no_noise_for_an_empty_sample(self) -> None:
+        def skipping(bounded: Bounded, multiplier: float, noise: Any) -> Tree:
+            empty = not any(bool(leaf.any()) for leaf in bounded.total.values())
+            return SOUND(bounded, 1e-9 if empty else multiplier, noise)
+
+        with patch(f"{__name__}.NOISED", skipping):
+            caught(check_noise, "DP-SGD")
+
+    def test_a_door_that_does_not_count(self) -> None:
+        @dataclass(frozen=True)
+        class Greedy(SAM):
+            def step(self, ask: Any, params: Tree, state: None) -> tuple[Tree, None]:
+                ask(params)
+                return ask(params), None
+
+        row = one({}, method=Greedy(0.3))
+        caught(check_budget, row)  # the door refuses
+        with patch.object(door._Budget, "spend", lambda self, share: None):
+            caught(check_budget, row)  # and a door that did not would be found out
+
+    def test_a_second_sample_that_the_plan_does_not_know(self) -> None:
+        simple = phase(**BASE).event(RATE)
+        with patch("saltflat.core.plan.Phase.event", lambda self, rate: simple):
+            caught(check_budget, "DP-SAM, fresh batch")
+
+    def test_a_schedule_that_the_plan_does_not_know(self) -> None:
+        simple = phase(**BASE).event(RATE)
+        with patch("saltflat.core.plan.Phase.event", lambda self, rate: simple):
+            caught(check_budget, "noise schedule")
+
+    def test_an_early_end_accounted_as_if_planned(self) -> None:
+        with patch.object(Plan, "data_driven", False):
+            caught(check_budget, "SAI, secant switch")
+
+    def test_noise_for_every_physical_batch(self) -> None:
+        def noisy(chunks: Any, clip: Any, like: Tree) -> Bounded:
+            parts = [mechanism.clipped_sum([chunk], clip, like) for chunk in chunks]
+            noise = FixedNoise(9)
+            total = {n: sum(p.total[n] + noise.normal(like)[n] for p in parts) + 0 * like[n] for n in like}
+            return Bounded(total, mechanism.as_clip(clip).sensitivity)
+
+        with patch.object(door, "clipped_sum", noisy):
+            caught(check_split, "DP-SGD")
+
+    def test_a_climb_at_radius_zero(self) -> None:
+        @dataclass(frozen=True)
+        class Offset(SAT):
+            def step(self, ask: Any, params: Tree, last: Tree) -> tuple[Tree, Tree]:
+                return super().step(ask, {n: p + 1e-6 for n, p in params.items()}, last)
+
+        caught(check_zero, one({"method": Offset(0.0)}, method=Offset(0.3)))
+
+    def test_jitter_from_the_global_source(self) -> None:
+        with patch("saltflat.methods.dplis.public_draws", lambda *key: torch.default_generator):
+            caught(check_seeded, "DPLIS")
+
+    def test_state_outside_the_state(self) -> None:
+        class Forgetful:
+            """Remembers its last answer on itself."""
+
+            def init(self, params: Tree) -> None:
+                self.last = zeros_like(params)
+
+            def step(self, ask: Any, params: Tree, state: None) -> tuple[Tree, None]:
+                last = getattr(self, "last", zeros_like(params))
+                self.last = ask({n: p + last[n] for n, p in params.items()})
+                return self.last, None
+
+        caught(check_state, one({}, method=Forgetful()))
+
+    def test_state_that_cannot_be_stored(self) -> None:
+        @dataclass(frozen=True)
+        class Drawing(DPSGD):
+            def init(self, params: Tree) -> Any:
+                return torch.Generator()
+
+        caught(check_state, one({}, method=Drawing()))
+
+
+SOUND = mechanism.noised
