@@ -16,6 +16,8 @@ STEP = [
     "core.ask",
     "core.optim",
     "core.plan",
+    "core.state",
+    "core.resume",
     "core.train",
 ]
 ONLY = {

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from saltflat.core.frame import around, preconditioned
     from saltflat.core.optim import EMA, SGD, Adam, Torch
     from saltflat.core.plan import Phase, Plan, calibrate
+    from saltflat.core.resume import Checkpoints
     from saltflat.core.sampling import DatasetUnits, TensorUnits
     from saltflat.core.train import Surroundings, train
     from saltflat.methods import DPSGD, SAM, SAT
@@ -26,6 +27,7 @@ _HOMES = {
     "core.frame": ("around", "preconditioned"),
     "core.optim": ("EMA", "SGD", "Adam", "Torch"),
     "core.plan": ("Phase", "Plan", "calibrate"),
+    "core.resume": ("Checkpoints",),
     "core.sampling": ("DatasetUnits", "TensorUnits"),
     "core.train": ("Surroundings", "train"),
     "methods": ("DPSGD", "SAM", "SAT"),
@@ -41,6 +43,7 @@ __all__ = [  # noqa: RUF022 (in the order of the rooms)
     "calibrate",
     "train",
     "Surroundings",
+    "Checkpoints",
     "per_example",
     "per_user",
     "supervised",

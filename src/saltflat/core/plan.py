@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Protocol
 
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.core.ask import Ask
-from saltflat.core.optim import Optimizer
+from saltflat.core.optim import EMA, Optimizer
 from saltflat.core.tree import Tree
 from saltflat.errors import SettingError
 from saltflat.privacy import accounting
@@ -52,6 +53,8 @@ class Phase:
 class Plan:
     """Phases over one data set, each step on a Poisson sample at ``rate`` of ``size`` declared units.
 
+    With ``ema`` the run ends with the running mean of its weights instead of the last ones.
+
     *Guarantee*: `event` is derived from what will run. Sampling, clipping and noise take their settings
     from here and nowhere else.
 
@@ -66,6 +69,7 @@ class Plan:
     phases: tuple[Phase, ...]
     rate: float
     size: int
+    ema: EMA | None = None
 
     def __post_init__(self) -> None:
         if not self.phases:
@@ -78,6 +82,15 @@ class Plan:
     @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    def phase_of(self, step: int) -> int:
+        """The phase that takes step number ``step``, counted from 0."""
+        ends = accumulate(phase.steps for phase in self.phases)
+        return next(number for number, end in enumerate(ends) if step < end)
+
+    def starts_phase(self, step: int) -> bool:
+        """Whether step number ``step``, counted from 0, is the first of its phase."""
+        return step == 0 or self.phase_of(step) != self.phase_of(step - 1)
 
     @property
     def expected_units(self) -> float:
