@@ -122,6 +122,7 @@ def test_a_sampler_comes_back(kind: Any) -> None:
 
 
 halve = lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 3], 0.5)
+decay = lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
 
 @pytest.mark.parametrize(
