@@ -380,13 +380,14 @@ def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> 
     unit = per_example(
         network(), supervised(CRITERION), views=row.views, augment=three_views if row.views > 1 else None
     )
-    private = unit, TensorUnits(examples(SIZE)), SIZE
+    private = unit, TensorUnits(examples(SIZE))
     params = loop.trainable(unit.model)
     method, pristine = copy.deepcopy(only.method), copy.deepcopy(only.method)
     state, memory = method.init(params), only.optimizer.init(params)
     for step in range(only.steps):
         method = copy.deepcopy(pristine) if stored else method
-        opened = loop._door(the_plan, only, step, private, around)
+        drawn = loop.draw(the_plan, only, SIZE, around)
+        opened = loop.door(the_plan, only, step, drawn, private, around)
         direction, state = method.step(opened, params, through(state))
         params, memory = only.optimizer.step(params, direction, through(memory))
     return flat(params)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from saltflat.core.mechanism import Automatic, PerLayer
     from saltflat.core.optim import EMA, SGD, Adam, AdamBC, AntiNoise, Average, Torch
     from saltflat.core.plan import Phase, Plan, calibrate
+    from saltflat.core.resume import Checkpoints
     from saltflat.core.sampling import DatasetUnits, TensorUnits
     from saltflat.core.schedule import Cosine, Linear, Piecewise
     from saltflat.core.train import Surroundings, train
@@ -42,6 +43,7 @@ _HOMES = {
     "core.mechanism": ("Automatic", "PerLayer"),
     "core.optim": ("EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Average", "Torch"),
     "core.plan": ("Phase", "Plan", "calibrate"),
+    "core.resume": ("Checkpoints",),
     "core.sampling": ("DatasetUnits", "TensorUnits"),
     "core.schedule": ("Cosine", "Linear", "Piecewise"),
     "core.train": ("Surroundings", "train"),
@@ -86,6 +88,7 @@ __all__ = [  # noqa: RUF022 (in the order of the rooms)
     "Cosine",
     "train",
     "Surroundings",
+    "Checkpoints",
     "per_example",
     "per_user",
     "each_view",

@@ -15,6 +15,14 @@ class ModelError(SaltflatError, ValueError):
     """A model or loss without per-unit gradients, or one whose units mix."""
 
 
+class Interrupted(SaltflatError, RuntimeError):
+    """A signal asked the run to stop; it finished its step, kept what it had, and left."""
+
+    def __init__(self, message: str, signal: int) -> None:
+        super().__init__(message)
+        self.signal = signal
+
+
 class DataError(SaltflatError, ValueError):
     """Data that cannot be read, or that has another shape than declared."""
 

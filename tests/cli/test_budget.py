@@ -125,13 +125,55 @@ def test_refusals_are_one_line_and_exit_2(run, line: str) -> None:
         "budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --steps 9 --split half",
         "budget nothing",
         "nothing",
+        "budget epsilon",
+        "budget noise --epsilon 2",
+        "budget plan --noise",
+        "budget plan --epsilon 2 --delta 1e-5 --rate 0.04 --noise 2.35 more",
+        "budget show",
+        "budget show a.ledger --delta x",
+        "budget check",
+        "budget check a b",
+        "demo --epsilon",
+        "demo --epsilon three",
+        "demo --leger x",
+        "--wrong",
     ],
 )
-def test_wrong_flags_exit_2(run, line: str) -> None:
+def test_wrong_flags_are_one_line_and_exit_2(run, line: str) -> None:
     ran = run(line)
     assert ran.code == 2
-    assert ran.err
-    assert "Traceback" not in ran.err
+    assert ran.out == ""
+    assert ran.err.startswith("saltflat: ")
+    assert ran.err.endswith(" --help\n")
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", ["budget noise --epsilon 1e-9 --delta 1e-5 --rate 0.04 --steps 9"])
+def test_an_impossible_target_says_what_to_do(run, line: str) -> None:
+    ran = run(line)
+    assert (ran.code, ran.out, ran.err.count("\n")) == (2, "", 1)
+    assert "epsilon" in ran.err
+
+
+def test_help_stays_pretty(run) -> None:
+    for line in ("--help", "-h", "budget --help", "budget epsilon --help", "demo --help"):
+        ran = run(line)
+        assert (ran.code, ran.err) == (0, "")
+        assert "╭" in ran.out
+    assert "╭" in run("budget").out  # no command: the help
+
+
+@pytest.mark.parametrize("more", ["", " --json"])
+def test_a_full_disk_behind_the_output_is_one_line(more: str) -> None:
+    line = f"budget epsilon --rate 1 --noise 2 --steps 1 --delta 1e-5{more}"
+    code = f"import sys; sys.argv = {['saltflat', *line.split()]}\nfrom saltflat.cli import main; main()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("saltflat: cannot go on (No space left on device)")
+    assert done.stderr.count("\n") == 1
 
 
 def test_any_saltflat_error_is_one_line(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from typer.testing import CliRunner
 
 from saltflat.cli import app, demo, main
+from saltflat.privacy import durable
+from saltflat.privacy.checkpoint import load
+from saltflat.privacy.ledger import Ledger, read
 
 
 def test_it_trains_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,3 +39,99 @@ def test_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
         main()
     assert stopped.value.code == 2
     assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run ``saltflat demo`` with three steps in this process; (exit code, stdout, stderr)."""
+    monkeypatch.setattr(demo, "STEPS", 3)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["saltflat", "demo", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        return int(stopped.value.code or 0), out, err
+
+    return call
+
+
+def test_runs_are_charged_and_kept(short, tmp_path: Path) -> None:
+    options = ("--ledger", tmp_path / "a.ledger", "--checkpoints", tmp_path / "kept")
+    code, out, err = short(*options)
+    assert (code, err) == (0, "")
+    history = read(tmp_path / "a.ledger")
+    assert [(run.name, sum(run.steps.values())) for run in history.runs()] == [("DP-SAT", 3), ("DP-SGD", 3)]
+    assert f"epsilon {history.epsilon(1e-5):.3f} for all runs so far" in " ".join(out.split())
+    assert {load(tmp_path / "kept" / name).meta["step"] for name in ("DP-SAT", "DP-SGD")} == {3}
+    assert short(*options)[0] == 0  # finished runs are not run again
+    assert sum(read(tmp_path / "a.ledger").steps().values()) == 6
+
+
+def one_line(ran: tuple[int, str, str]) -> str:
+    code, _, err = ran
+    assert code == 2
+    assert err.startswith("saltflat: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_a_corrupt_ledger_is_one_line(short, tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    with Ledger.open(path, dataset="digits") as ledger:
+        ledger.run("before").charge(1.0, 20.0, steps=10)
+    data = path.read_bytes().replace(b'"steps":10', b'"steps":1')
+    path.write_bytes(data)
+    assert "bring back a good copy" in one_line(short("--ledger", path))
+    assert path.read_bytes() == data
+
+
+def test_a_second_writer_is_one_line(short, tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "a.ledger", dataset="digits") as ledger:
+        ledger.run("first").charge(1.0, 20.0, steps=10)
+        assert "wait until that run ends" in one_line(short("--ledger", tmp_path / "a.ledger"))
+        ledger.run("goes on").charge(1.0, 20.0)
+    assert read(tmp_path / "a.ledger").steps() == {(1.0, 20.0): 11}
+
+
+@pytest.mark.parametrize("what", ["--ledger", "--checkpoints"])
+def test_a_full_disk_is_one_line_and_nothing_is_lost(
+    short, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    with Ledger.open(tmp_path / "a.ledger", dataset="digits") as ledger:
+        ledger.run("before").charge(1.0, 20.0, steps=10)
+
+    def full(*args: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place = {"--ledger": tmp_path / "a.ledger", "--checkpoints": tmp_path / "kept"}[what]
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "os", SimpleNamespace(**{**vars(os), "fsync": full}))
+        said = one_line(short(what, place))
+    assert "No space left on device" in said
+    assert "free the disk" in said
+    assert read(tmp_path / "a.ledger").steps() == {(1.0, 20.0): 10}
+    assert short("--ledger", tmp_path / "a.ledger", "--checkpoints", tmp_path / "kept")[0] == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_step_keeps_it_and_exits_with_128_and_its_number(
+    tmp_path: Path, number: int
+) -> None:
+    arguments = ["demo", "--ledger", str(tmp_path / "a.ledger"), "--checkpoints", str(tmp_path / "kept")]
+    code = f"import sys; sys.argv = {['saltflat', *arguments]}\nfrom saltflat.cli import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    first = tmp_path / "kept" / "DP-SAT" / "000001.json"
+    limit = time.monotonic() + 60
+    while not first.exists() and time.monotonic() < limit:
+        time.sleep(0.01)
+    child.send_signal(number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 128 + number
+    assert err.count("\n") == 1
+    assert f"stopped by {signal.Signals(number).name} after step" in err
+    kept = load(tmp_path / "kept" / "DP-SAT").meta["step"]
+    assert f"after step {kept} of 200" in err
+    assert sum(read(tmp_path / "a.ledger").steps().values()) == kept  # a clean end: settled to the step

@@ -7,10 +7,21 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from reference import FixedNoise, Tree
 from steps import CRITERION, examples, network, phase, plan, point_of
 from torch import Tensor, nn
 
-from saltflat import TensorUnits, check_model, per_example, supervised, train, without_batchnorm
+from saltflat import (
+    SGD,
+    Surroundings,
+    TensorUnits,
+    Torch,
+    check_model,
+    per_example,
+    supervised,
+    train,
+    without_batchnorm,
+)
 from saltflat.core import check
 from saltflat.core.check import check_step
 from saltflat.errors import ModelError
@@ -183,3 +194,108 @@ def test_mutant_affine_free_batchnorm_allowed_is_still_caught(monkeypatch: pytes
     check_model(model)
     with pytest.raises(ModelError):
         try_step(model)
+
+
+# the check at the first step: clipped, noised, moved
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a low-rank adapter beside it, which may be wired wrongly."""
+
+    def __init__(self, wiring: str) -> None:
+        super().__init__()
+        self.base, self.wiring = nn.Linear(4, 3).double().requires_grad_(False), wiring
+        self.down = nn.Parameter(torch.randn(2, 4, dtype=torch.float64))
+        self.up = nn.Parameter(torch.zeros(3, 2, dtype=torch.float64))
+        self.head = nn.Linear(3, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        adapter = x @ self.down.mT @ self.up.mT
+        if self.wiring == "off":
+            return self.head(self.base(x))
+        return self.head(self.base(x) + (adapter.detach() if self.wiring == "detached" else adapter))
+
+
+def learn(model: nn.Module, **changes) -> Tree:
+    steps = phase(**{"steps": 2, **changes.pop("phase", {})})
+    around = Surroundings(**changes)
+    return train(plan(steps), per_example(model, supervised(CRITERION)), TensorUnits(examples()), around)
+
+
+def test_an_adapter_that_is_wired_in_trains() -> None:
+    """At first the gradient of one half is exactly zero: that is no reason to refuse it."""
+    learn(Adapted("right"))
+
+
+@pytest.mark.parametrize("wiring", ["off", "detached"])
+def test_an_adapter_that_would_never_train_is_refused(wiring: str) -> None:
+    with pytest.raises(ModelError, match="parameter 'down' takes no part in the loss") as caught:
+        learn(Adapted(wiring))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_loss_that_depends_on_no_parameter_is_refused() -> None:
+    with pytest.raises(ModelError, match="detached"):
+        try_step(network(), lambda predict, batch: CRITERION(predict(batch[0]).detach(), batch[1]))
+
+
+class Patchy(FixedNoise):
+    """Noise that leaves a leaf, or most of its rows, out."""
+
+    def __init__(self, spoil) -> None:
+        super().__init__()
+        self.spoil = spoil
+
+    def normal(self, like: Tree) -> Tree:
+        noise = super().normal(like)
+        self.spoil(noise["2.weight"])
+        return noise
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda leaf: leaf.zero_(), lambda leaf: leaf[2:].zero_(), lambda leaf: leaf.fill_(float("nan"))]
+)
+def test_a_parameter_without_noise_is_refused(spoil) -> None:
+    far = torch.zeros(12, 4, dtype=torch.float64), examples()[1]  # so that most gradients are zero
+    with pytest.raises(ModelError, match=r"parameter '2\.weight' got no noise"):
+        train(
+            plan(phase(steps=1), rate=1e-9),
+            per_example(network(), supervised(CRITERION)),
+            TensorUnits(far),
+            Surroundings(noise=Patchy(spoil)),
+        )
+
+
+class Forgetful(SGD):
+    """An optimizer that leaves one parameter where it is."""
+
+    def step(self, params: Tree, direction: Tree, state):
+        moved, state = super().step(params, direction, state)
+        return {**moved, "4.bias": params["4.bias"]}, state
+
+
+def two_groups(leaves):
+    first, *rest = leaves
+    return torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": rest, "lr": 0.1}])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"), [(Forgetful(lr=0.1), "4.bias"), (Torch(two_groups), "0.weight")]
+)
+def test_a_parameter_that_does_not_move_is_refused(optimizer, name: str) -> None:
+    with pytest.raises(ModelError, match=f"parameter '{name}' was not moved") as caught:
+        learn(network(), phase={"optimizer": optimizer})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_schedule_may_begin_at_zero() -> None:
+    learn(network(), phase={"optimizer": SGD(lr=lambda step: 0.1 * step)})
+    with pytest.raises(ModelError, match="was not moved"):
+        learn(network(), phase={"optimizer": Forgetful(lr=lambda step: 0.1 * step)})
+
+
+def test_a_parameter_left_out_of_the_answer_is_refused() -> None:
+    point = point_of(network())
+    short = {name: leaf for name, leaf in point.items() if name != "0.bias"}
+    with pytest.raises(ModelError, match=r"parameter '0\.bias' was left out"):
+        check.check_answer(short, point)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import subprocess
 import sys
+import weakref
 
 import pytest
+import torch
+from steps import CRITERION, examples, network
+from torch import nn
+
+from saltflat import models, per_example, supervised
+from saltflat.core.train import trainable
 
 STEPS = """
 import resource, sys, torch
@@ -49,3 +57,39 @@ def test_the_users_own_setting_is_respected() -> None:
         env=os.environ | {"MALLOC_ARENA_MAX": "2"},
     )
     assert done.stdout.strip() == "False"
+
+
+class Steps(nn.Module):
+    """Tied, repeated and standardised weights, a bare parameter. (nn.LSTM itself remembers what it was run with.)"""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(5, 6)
+        self.twice = nn.Linear(6, 6)
+        self.conv = models.ScaledStdConv2d(1, 2, 3, stride=1, gain_bias=True)
+        self.shift = nn.Parameter(torch.zeros(1, 5))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states = self.twice(self.twice(self.words(tokens)).tanh())
+        picture = self.conv(states.unsqueeze(1)).mean((1, 2, 3))
+        return (states @ self.words.weight.t()).mean(1) + self.shift + picture.unsqueeze(1)
+
+
+@pytest.mark.parametrize("kind", ["plain", "rich"])
+def test_a_step_leaves_nothing_behind_in_cycles(kind: str) -> None:
+    """Otherwise each step's weights and gradients would stay until Python looks for cycles."""
+    generator = torch.Generator().manual_seed(0)
+    data = torch.randint(5, (4, 7), generator=generator), torch.randint(5, (4,), generator=generator)
+    model, batch = (Steps(), data) if kind == "rich" else (network(), examples())
+    contribution = per_example(model, supervised(CRITERION))
+    gc.collect()
+    gc.disable()
+    try:
+        params = trainable(model)
+        watched = [weakref.ref(leaf) for leaf in params.values()]
+        chunk = contribution([params], [1.0], batch)
+        chunk.weighted_sum(chunk.norms())
+        del chunk, params
+        assert [ref for ref in watched if ref() is not None] == []
+    finally:
+        gc.enable()

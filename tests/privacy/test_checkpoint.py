@@ -95,6 +95,22 @@ def test_a_damaged_newest_one_is_passed_over_aloud(tmp_path: Path) -> None:
     assert "000002.safetensors is damaged" in found.note
 
 
+@pytest.mark.parametrize("harm", [".safetensors", ".json"])
+def test_two_whole_ones_are_kept_whatever_was_damaged(tmp_path: Path, harm: str) -> None:
+    """The save after a damaged one does not drop the last whole one before it."""
+    for seed in range(3):
+        path = save(tmp_path, trees(seed), {})
+    path.with_suffix(harm).write_bytes(b"damaged")
+    newest = save(tmp_path, trees(3), {})
+    assert sorted(p.stem for p in tmp_path.glob("*.json")) == ["000002", "000003", "000004"]
+    newest.with_suffix(harm).write_bytes(b"damaged too")
+    with pytest.warns(UserWarning, match="went back to checkpoint 2"):
+        assert same(load(tmp_path), 1)
+    for seed in (4, 5):
+        save(tmp_path, trees(seed), {})
+    assert sorted(p.stem for p in tmp_path.glob("*")) == ["000005", "000005", "000006", "000006"]
+
+
 def test_if_all_are_damaged_that_is_an_error(tmp_path: Path) -> None:
     path = save(tmp_path, trees(), {})
     path.write_text("{}")

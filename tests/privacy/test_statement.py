@@ -131,3 +131,9 @@ def test_attack_bounds_at_the_ends() -> None:
 def test_printing_never_lowers_a_bound() -> None:
     for value in (2.38112, 1.0, 0.99951, 6269.53, 1e-6, 123456.7, 9.999, 0.000123456):
         assert value <= float(rounded_up(value)) <= value * 1.01
+
+
+def test_noise_ledger_and_statement_use_one_stamp() -> None:
+    from saltflat.privacy import ledger, limits, noise, statement
+
+    assert {limits.SEEDED, noise.SEEDED, ledger.SEEDED, statement.SEEDED} == {"NOT PRIVATE: seeded"}

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from saltflat.cli import budget, demo, ledger
-from saltflat.errors import SaltflatError
+from saltflat.cli import budget, demo, ledger, train
+from saltflat.errors import Interrupted, SaltflatError, SettingError
+
+
+class OneLine(TyperGroup):
+    """Commands whose mistakes in flags are errors like any other, instead of a panel of many lines."""
+
+    def main(self, *args: Any, **settings: Any) -> NoReturn:
+        try:
+            code = super().main(*args, **{"prog_name": "saltflat", **settings, "standalone_mode": False})
+        except Exception as error:
+            if not hasattr(error, "format_message"):  # what every version of the parser gives its errors
+                raise
+            if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
+                print(error.format_message())
+                sys.exit(2)
+            raise SettingError(_in_words(error)) from None
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def _in_words(error: Any) -> str:
+    """What is wrong with the flags, and where the right ones are listed."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "saltflat"
+    return f"{error.format_message().rstrip('.')}; see {path} --help"
+
 
 app = typer.Typer(
     name="saltflat",
+    cls=OneLine,
     help="Train models with differential privacy, in flat minima.",
     no_args_is_help=True,
     add_completion=False,
@@ -18,7 +46,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = (demo, budget, ledger)
+_COMMANDS = (demo, train, budget, ledger)
 
 for command in _COMMANDS:
     command.register(app)
@@ -30,9 +58,31 @@ def _root() -> None:
 
 
 def main() -> None:
-    """Run the command line: 0 if it went well, 2 and one line on stderr if a request cannot be met."""
+    """Run the command line: 0 if it went well, 2 and one line on stderr if a request cannot be met.
+
+    A run that a signal stopped ends with 128 + the signal's number, as the shell would say it.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # a full disk shows here, not after the end
+    except Interrupted as error:
+        _leave(error, 128 + error.signal)
+    except KeyboardInterrupt:
+        _leave("stopped at once; what was kept before is whole", 130)
     except SaltflatError as error:
-        print(f"saltflat: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+        _leave(error, 2)
+    except BrokenPipeError:
+        _leave("nobody reads the output any more; nothing was lost", 2)
+    except OSError as error:
+        _leave(f"cannot go on ({error.strerror or error}); free the disk or the folder and run again", 2)
+
+
+def _leave(why: object, code: int) -> NoReturn:
+    print(f"saltflat: {' '.join(str(why).split())}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # what could not be written stays unwritten: no second message at the very end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
     from saltflat.core.plan import Method, Plan
     from saltflat.data import Split
+    from saltflat.privacy.ledger import Ledger
 
 STEPS = 200
 EXPECTED_BATCH = 512
@@ -28,6 +31,10 @@ def register(app: typer.Typer) -> None:
 def demo(
     epsilon: Annotated[float, typer.Option(help="The epsilon that each of the two runs spends.")] = 3.0,
     delta: Annotated[float, typer.Option(help="The delta that goes with it.")] = 1e-5,
+    ledger: Annotated[Path | None, typer.Option(help="A ledger file to charge both runs to.")] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="A folder to keep the runs in; the same command goes on from there.")
+    ] = None,
 ) -> None:
     """Train a small network on scikit-learn's digits with DP-SAT, and with DP-SGD beside it.
 
@@ -45,8 +52,32 @@ def demo(
     split = digits()
     methods: dict[str, Method] = {"DP-SAT": SAT(RADIUS), "DP-SGD": DPSGD()}
     plans = {name: _plan(method, split.train.count, epsilon, delta) for name, method in methods.items()}
-    accuracies = {name: _run(name, plan, split, console) for name, plan in plans.items()}
+    with _opened(ledger) as book:
+        accuracies = {
+            name: _run(name, plan, split, console, _surroundings(name, book, checkpoints))
+            for name, plan in plans.items()
+        }
     _report(accuracies, plans["DP-SAT"], delta, console)
+    if book is not None:
+        console.print(f"on record in {ledger}: epsilon {book.epsilon(delta):.3f} for all runs so far")
+
+
+def _opened(path: Path | None) -> Any:
+    """The ledger of the digits, or nothing."""
+    if path is None:
+        return nullcontext()
+    from saltflat.privacy.ledger import Ledger
+
+    return Ledger.open(path, dataset="digits")
+
+
+def _surroundings(name: str, book: Ledger | None, folder: Path | None) -> dict[str, Any]:
+    from saltflat import Checkpoints
+
+    return {
+        "meter": book and book.run(name, unit="example"),
+        "checkpoints": folder and Checkpoints(folder / name, every=50),
+    }
 
 
 def _plan(method: Method, size: int, epsilon: float, delta: float) -> Plan:
@@ -65,19 +96,16 @@ def _plan(method: Method, size: int, epsilon: float, delta: float) -> Plan:
 
 
 def network() -> nn.Module:
-    """Two small convolutions and two linear layers, tanh between them; 9,258 parameters."""
+    """The network of both methods, from the same initial weights; noise and sampling stay secret."""
     import torch
-    from torch import nn
 
-    torch.manual_seed(0)  # both methods start from the same weights; noise and sampling stay secret
-    return nn.Sequential(
-        *(nn.Conv2d(1, 16, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.Tanh(), nn.MaxPool2d(2)),
-        *(nn.Flatten(), nn.Linear(128, 32), nn.Tanh(), nn.Linear(32, 10)),
-    )
+    from saltflat.models import digits_cnn
+
+    torch.manual_seed(0)
+    return digits_cnn()
 
 
-def _run(name: str, plan: Plan, split: Split, console: Console) -> float:
+def _run(name: str, plan: Plan, split: Split, console: Console, kept: dict[str, Any]) -> float:
     """Train with a progress bar; the test images are public, so their accuracy may be shown."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from torch import nn
@@ -93,7 +121,8 @@ def _run(name: str, plan: Plan, split: Split, console: Console) -> float:
             bar.update(task, completed=progress.step)
 
         contribution = per_example(model, supervised(nn.CrossEntropyLoss(reduction="none")))
-        train(plan, contribution, split.train, Surroundings(physical=EXPECTED_BATCH, watch=watch))
+        around = Surroundings(physical=EXPECTED_BATCH, watch=watch, **kept)
+        train(plan, contribution, split.train, around)
     return accuracy(model, *split.test.whole())
 
 

@@ -69,7 +69,8 @@ class _Copies(torch.autograd.Function):
 class Weight:
     """A tensor that depends on parameters only: its name on the tape, and how it came about.
 
-    ``source`` is the weight itself, or the one that it repeats for every row of the batch.
+    It holds no reference to itself, not even through others: a cycle would keep a step's weights in memory until
+    Python looks for cycles, many steps later.
     """
 
     def __init__(
@@ -83,9 +84,14 @@ class Weight:
     ):
         self.name = name
         self.value = value
-        self.source: Weight = repeats.source if repeats else self
+        self._repeats = repeats
         self.how = how  # a rule's own way back to the parameters, where it has one
         self._traced = traced
+
+    @property
+    def source(self) -> Weight:
+        """The weight itself, or the one that it repeats for every row of the batch."""
+        return self._repeats.source if self._repeats is not None else self
 
     @property
     def traced(self) -> Tensor:

@@ -15,7 +15,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.tree import Tree
-from saltflat.errors import ModelError
+from saltflat.errors import ModelError, PrivacyError
 
 if TYPE_CHECKING:
     from saltflat.core.contribution import PerExample
@@ -80,10 +80,13 @@ def check_step(contribution: PerExample, params: Tree, take: Take, count: int) -
 
     For two and for three units, under one random state: each unit's kept gradient equals the one that plain
     automatic differentiation gives for its loss; changing one unit leaves the others' gradients alone; no
-    buffer changes. Nothing is released: the model passes or a `ModelError` says why not.
+    buffer changes; every trained parameter takes part in a loss. Nothing is released: the model passes or a
+    `ModelError` says why not.
     """
     before = {name: buffer.clone() for name, buffer in contribution.model.named_buffers()}
     units = _sound_units(contribution, params, take, min(count, 8))
+    if units:
+        _check_connected(contribution, params, take(np.array(units)))
     for few in (2, 3):
         if len(units) >= few:
             some = np.array(units[:few])
@@ -113,6 +116,71 @@ def _sound_units(contribution: PerExample, params: Tree, take: Take, count: int)
     if not sound and error is not None:
         raise ModelError(f"the loss fails on every one of the first examples: {error}") from error
     return sound
+
+
+def _check_connected(contribution: PerExample, params: Tree, batch: Batch) -> None:
+    """Refuse a parameter that no loss depends on: noise alone would move it, and it would never learn.
+
+    Read from the graph, not from values: an adapter whose gradient is merely zero now does take part.
+    """
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+    with _one_random_state(contribution), torch.enable_grad():
+        total = contribution.losses_of_units(leaves, batch).sum()
+    if not total.requires_grad:
+        raise ModelError("the loss does not depend on any trained parameter; is the output detached?")
+    grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    for name, grad in zip(leaves, grads, strict=True):
+        if grad is None:
+            raise ModelError(
+                f"parameter {name!r} takes no part in the loss, so noise alone would move it (an adapter that is "
+                "switched off, a layer never called, a detached output); use it in forward, or freeze it with "
+                "requires_grad_(False)"
+            )
+
+
+def check_stamps(noise: object, meter: object) -> None:
+    """Refuse noise that says it is not private together with a record that would call it so."""
+    stamp = getattr(noise, "stamp", "")
+    if stamp and getattr(meter, "stamp", stamp) != stamp:
+        raise PrivacyError(
+            f"the noise is {stamp}, and the ledger would not say so: open its run with private=False, or use "
+            "SecureNoise"
+        )
+
+
+def check_answer(answer: Tree, params: Tree) -> Tree:
+    """``answer`` itself, if it is noise in every parameter; reads nothing but what was released.
+
+    Gaussian noise leaves no coordinate at 0, whatever the data; half of them may be lost to a narrow dtype.
+    """
+    for name, leaf in params.items():
+        found = answer.get(name)
+        if found is None or found.shape != leaf.shape:
+            raise ModelError(
+                f"parameter {name!r} was left out of the clipped sum; freeze it, or report this model"
+            )
+        if leaf.numel() and (not found.isfinite().all() or int((found == 0).sum()) > leaf.numel() // 2):
+            raise ModelError(
+                f"parameter {name!r} got no noise in (most of) its coordinates, so its release would not be private; "
+                f"give a noise source that covers every leaf, and a dtype wider than {found.dtype}"
+            )
+    return answer
+
+
+def check_moved(before: Tree, after: Tree) -> bool:
+    """Whether a step moved the weights; ModelError if it moved some parameters and left others.
+
+    A step that moves none is let pass: a schedule may begin at a learning rate of 0.
+    """
+    still = [name for name, leaf in before.items() if leaf.numel() and torch.equal(leaf, after[name])]
+    if len(still) == len(before):
+        return False
+    if still:
+        raise ModelError(
+            f"parameter {still[0]!r} was not moved by a step that moved others, so it would never train; give it a "
+            "learning rate above 0 (and a dtype that can hold so small a change), or freeze it"
+        )
+    return True
 
 
 def _check_gradients(contribution: PerExample, params: Tree, batch: Batch, units: int) -> None:

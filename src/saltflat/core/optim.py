@@ -198,6 +198,19 @@ class Torch:
             scheduler.step()
         return {name: leaf.detach().clone() for name, leaf in own.items()}, state
 
+    def pack(self, state: Any) -> Any:
+        """The state in plain values, for a checkpoint; the weights are the run's own."""
+        _, optimizer, scheduler = state
+        return optimizer.state_dict(), scheduler.state_dict() if scheduler is not None else None
+
+    def unpack(self, packed: Any, params: Tree) -> Any:
+        """A new optimizer and scheduler with what `pack` gave."""
+        own, optimizer, scheduler = self.init(params)
+        optimizer.load_state_dict(packed[0])
+        if scheduler is not None:
+            scheduler.load_state_dict(packed[1])
+        return own, optimizer, scheduler
+
 
 @dataclass(frozen=True)
 class EMA:

@@ -12,7 +12,7 @@ from dp_accounting.dp_event import DpEvent
 
 from saltflat.core.ask import Ask
 from saltflat.core.mechanism import Clip, as_clip
-from saltflat.core.optim import Optimizer
+from saltflat.core.optim import EMA, Optimizer
 from saltflat.core.schedule import Schedule, at
 from saltflat.core.tree import Tree
 from saltflat.errors import SettingError
@@ -90,6 +90,8 @@ class Phase:
 class Plan:
     """Phases over one data set, each step on a Poisson sample at ``rate`` of ``size`` declared units.
 
+    With ``ema`` the run ends with the running mean of its weights instead of the last ones.
+
     *Guarantee*: `event` is derived from what will run. Sampling, clipping and noise take their settings
     from here and nowhere else. What a phase that ends ``until`` does not use goes to the next one, whose steps
     may therefore not cost more: on every path, and at every Renyi order, the run costs at most what is planned.
@@ -105,6 +107,7 @@ class Plan:
     phases: tuple[Phase, ...]
     rate: float
     size: int
+    ema: EMA | None = None
 
     def __post_init__(self) -> None:
         if not self.phases:
@@ -120,6 +123,10 @@ class Plan:
     @property
     def steps(self) -> int:
         return sum(phase.steps for phase in self.phases)
+
+    def through(self, phase: int) -> int:
+        """The steps planned for this phase and those before it."""
+        return sum(each.steps for each in self.phases[: phase + 1])
 
     @property
     def expected_units(self) -> float:

@@ -9,12 +9,13 @@ from saltflat.data.augment import Augment, Cutout, Flip, PadCrop, augment
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, HALF, IMAGENET, MNIST, SVHN, UNIT, Examples, Scale, Split
 from saltflat.data.pictures import image_folder
-from saltflat.data.registry import NAMES, load
+from saltflat.data.registry import NAMES, load, official_size
 from saltflat.data.table import ADULT, Category, Number, Table, csv_table
 
 __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "load",
     "NAMES",
+    "official_size",
     "digits",
     "Examples",
     "Split",

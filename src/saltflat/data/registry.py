@@ -37,6 +37,28 @@ SOURCES: dict[str, Source] = {
     "adult": Source(table.ADULT_LAYOUTS, table.ADULT.classes, None),
 }
 NAMES = ("digits", *SOURCES)
+SIZES = {  # training examples, as the data sets' descriptions say
+    "digits": 1_437,
+    "mnist": 60_000,
+    "fashion-mnist": 60_000,
+    "cifar10": 50_000,
+    "cifar100": 50_000,
+    "svhn": 73_257,
+    "adult": 32_561,
+}
+
+
+def official_size(name: str) -> int:
+    """The published number of training examples: a public constant, nothing is read.
+
+    >>> official_size("mnist")
+    60000
+    """
+    if name not in NAMES:
+        raise SettingError(f"there is no data set {name!r}; known are {', '.join(NAMES)}")
+    if name not in SIZES:
+        raise SettingError(f"the number of training examples of {name} is not on file; declare it as size")
+    return SIZES[name]
 
 
 def load(name: str, data_dir: str | Path | None = None, *, scale: Scale | None = None) -> Split:

@@ -1,6 +1,6 @@
 """The papers' networks. None has BatchNorm, none moves a tensor in place, and units never mix."""
 
-from saltflat.models.cnn import cnn_tanh, emnist_cnn, tanh_cnn_mnist, tutorial_cnn
+from saltflat.models.cnn import cnn_tanh, digits_cnn, emnist_cnn, tanh_cnn_mnist, tutorial_cnn
 from saltflat.models.common import parameter_count
 from saltflat.models.dpnas import dpnas_cifar, dpnas_fmnist, dpnas_mnist
 from saltflat.models.language import next_word_lstm, next_word_mlp
@@ -12,6 +12,7 @@ from saltflat.models.wrn import ScaledStdConv2d, wrn_16_4, wrn_40_4
 __all__ = [
     "ScaledStdConv2d",
     "cnn_tanh",
+    "digits_cnn",
     "dpnas_cifar",
     "dpnas_fmnist",
     "dpnas_mnist",

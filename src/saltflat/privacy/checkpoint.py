@@ -1,7 +1,7 @@
 """Checkpoints: trees in a safetensors file and a JSON manifest with its checksum, never a pickle.
 
 Restoring an old one is always safe for privacy: what was spent is in the ledger, not here, and noise keys
-and the states of random generators are never stored, so a resumed run draws fresh noise.
+are never stored, so a resumed run draws fresh noise.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Checkpoint:
 
 
 def save(folder: str | os.PathLike[str], trees: Mapping[str, Tree], meta: Mapping[str, Any]) -> Path:
-    """Write a checkpoint, whole or not at all, and drop all but the last two.
+    """Write a checkpoint, whole or not at all, and drop all but the last two whole ones.
 
     ``meta`` is anything that JSON can hold; put the ledger's ``head`` in it.
 
@@ -151,6 +151,16 @@ def _read(folder: Path, number: int) -> tuple[dict[str, Tree], dict[str, Any]]:
     return trees, content["meta"]
 
 
+def _is_whole(folder: Path, number: int) -> bool:
+    """Whether the checksums are right; what lies inside was checked when it was written."""
+    try:
+        content = _read_manifest(_manifest_path(folder, number))
+        data = _read_file(_tensor_path(folder, number), longest=content["bytes"])
+    except DataError:
+        return False
+    return hashlib.sha256(data).hexdigest() == content["sha256"]
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     data = _read_file(path, longest=_LONGEST)
     try:
@@ -180,7 +190,11 @@ def _read_file(path: Path, *, longest: int) -> bytes:
 
 
 def _drop_older(folder: Path) -> None:
-    for number in sorted(_numbers(folder))[:-KEPT]:
+    """Drop what is older than the last two whole ones; a damaged one never takes the place of one of them."""
+    whole, numbers = 1, sorted(_numbers(folder), reverse=True)  # the first was written just now
+    while whole < KEPT and (numbers := numbers[1:]):
+        whole += _is_whole(folder, numbers[0])
+    for number in numbers[1:]:
         _manifest_path(folder, number).unlink(missing_ok=True)  # first: without it the tensors do not count
         _tensor_path(folder, number).unlink(missing_ok=True)
 

@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING, Any
 
 from saltflat.errors import AccountingError, BudgetError, LedgerError, SettingError
 from saltflat.privacy import durable
-from saltflat.privacy.limits import STEPS_CEILING, checked_count, checked_delta, checked_noise, checked_rate
+from saltflat.privacy.limits import (
+    SEEDED,
+    STEPS_CEILING,
+    checked_count,
+    checked_delta,
+    checked_noise,
+    checked_rate,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
@@ -34,7 +41,6 @@ if TYPE_CHECKING:
     from saltflat.privacy.events import Adjacency
 
 FORMAT = 1
-SEEDED = "NOT PRIVATE: seeded"
 ADJACENCIES = ("add-or-remove", "replace")
 
 _FIRST = "0" * 64  # the hash before the first line
@@ -383,6 +389,20 @@ class Run:
         self._cost: Cost | None = None  # what a step of it costs,
         self._left = 0  # and how many of its steps have not begun
 
+    @property
+    def stamp(self) -> str:
+        """Empty, or that this run's noise can be repeated."""
+        return str(self._ledger.history.entries[self._number].body["stamp"])
+
+    @property
+    def head(self) -> str:
+        """See :attr:`Ledger.head`."""
+        return self._ledger.head
+
+    def expect(self, head: str) -> None:
+        """See :meth:`History.expect`."""
+        self._ledger.expect(head)
+
     def step(self, rate: float, noise_multiplier: float) -> None:
         """Charge one step; call it, and let it return, before any noise of the step is drawn.
 
@@ -658,7 +678,9 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise LedgerError(f"{path} cannot be read ({error.strerror})") from error
+        raise LedgerError(
+            f"{path} cannot be read ({error.strerror}): give the path of a ledger, and the right to read it"
+        ) from error
 
 
 def _checked_name(setting: str, name: object) -> str:

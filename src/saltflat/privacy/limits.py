@@ -10,6 +10,7 @@ from saltflat.errors import AccountingError
 DELTA_FLOOR = 1e-30
 STEPS_CEILING = 10**9
 NOISE_RANGE = (1e-6, 1e12)
+SEEDED = "NOT PRIVATE: seeded"  # what every report on repeatable noise must say
 
 
 def checked_delta(delta: object) -> float:

@@ -22,10 +22,10 @@ from torch import Tensor
 
 from saltflat.core.tree import Tree, map_tree
 from saltflat.errors import ModelError, SettingError
+from saltflat.privacy.limits import SEEDED
 
 Integers = NDArray[np.int64]
 
-SEEDED = "NOT PRIVATE: seeded"
 
 _PAIRS = 1 << 17  # pairs of Gaussians per chunk: long enough for two threads, short enough for the cache
 _MAX_SCALE = 1 << 20  # keeps every product of the exact sampler below 2^63

@@ -11,10 +11,8 @@ from dp_accounting.dp_event import DpEvent
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.privacy import accounting
 from saltflat.privacy.events import ADD_REMOVE, REPLACE, Adjacency, adjacency_words, describe_sampling
-from saltflat.privacy.limits import checked_count, checked_delta, checked_epsilon
+from saltflat.privacy.limits import SEEDED, checked_count, checked_delta, checked_epsilon
 from saltflat.privacy.selection import NOT_SELECTED, describe_selection
-
-SEEDED = "NOT PRIVATE: seeded"
 
 NOT_COVERED = (
     "metrics, losses and logs computed on the private data",

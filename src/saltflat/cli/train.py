@@ -1,0 +1,262 @@
+"""``saltflat train``: one private run from a recipe and flags, kept in a folder; ``saltflat recipes`` lists some."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from saltflat.errors import SettingError
+from saltflat.recipes.recipe import Recipe, about, names, read
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from saltflat.core.plan import Plan
+    from saltflat.runs import Folder, Outcome
+
+SETTINGS = dataclasses.fields(Recipe)
+
+
+def register(app: typer.Typer) -> None:
+    """Add ``train`` and ``recipes`` to ``app``."""
+    app.command("train")(_with_flags_of_a_recipe(train))
+    app.command("recipes")(recipes)
+
+
+def _with_flags_of_a_recipe(command: Any) -> Any:
+    """The command, with one flag for each setting of a recipe; the recipe's own defaults are shown."""
+
+    def run(**given: Any) -> None:
+        changes = {each.name: given.pop(each.name) for each in SETTINGS}
+        command(changes={name: value for name, value in changes.items() if value is not None}, **given)
+
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "changes"]
+    flags = [_flag(each) for each in SETTINGS]
+    run.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
+    run.__doc__ = command.__doc__
+    return run
+
+
+def _flag(setting: dataclasses.Field) -> inspect.Parameter:
+    name = "--" + setting.name.replace("_", "-")
+    words = [f"{name}/--no-{name[2:]}" if isinstance(setting.default, bool) else name]
+    option = typer.Option(
+        *words,
+        help=setting.metadata["help"],
+        show_default=str(setting.default),
+        rich_help_panel="Settings (they change what the recipe says)",
+    )
+    kind = type(setting.default)
+    return inspect.Parameter(
+        setting.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind | None, option],
+    )
+
+
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(help="A TOML file, or a name that `saltflat recipes` lists.")
+    ] = None,
+    *,
+    out: Annotated[Path, typer.Option(help="The folder that keeps the run.")] = Path("runs/latest"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print plan, noise and cost, and touch nothing.")
+    ] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder that holds the data sets.", show_default="SALTFLAT_DATA")
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="A ledger shared by all runs on this data.", show_default="one in --out"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")] = "cpu",
+    threads: Annotated[
+        int, typer.Option(help="Threads on the CPU; 0: PyTorch decides. Small networks are fastest with 1.")
+    ] = 0,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in --out.")
+    ] = False,
+    changes: dict[str, Any],
+) -> None:
+    """Train a network privately. Noise and sampling are secret; test accuracy is taken on public examples.
+
+    The folder keeps recipe, ledger, checkpoints, metrics (JSON lines), privacy statement and model. Ctrl-C ends
+    after the step at hand; the same command with --resume goes on.
+    """
+    from rich.console import Console
+
+    from saltflat.recipes.build import plan_of
+    from saltflat.runs import Folder
+
+    folder, console = Folder(out), Console()
+    chosen = _chosen(recipe, changes, folder, resume=resume)
+    plan = plan_of(chosen, _size(chosen))
+    _announce(chosen, plan, console)
+    if dry_run:
+        return
+    outcome = _run(
+        chosen,
+        plan,
+        folder,
+        console,
+        data_dir=data_dir,
+        resume=resume,
+        ledger=ledger,
+        device=device,
+        threads=threads,
+        tensorboard=tensorboard,
+    )
+    _report(outcome, folder, console)
+
+
+def recipes(
+    name: Annotated[str | None, typer.Argument(help="Show this recipe as TOML, with every setting.")] = None,
+) -> None:
+    """List the recipes that ship with saltflat, or print one to start your own from."""
+    if name is not None:
+        from saltflat.recipes.recipe import shipped
+
+        print(f"# {about(name)}\n{shipped(name).as_toml()}", end="")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("recipe", "what it is", title="saltflat train RECIPE", title_justify="left")
+    for each in names():
+        table.add_row(each, about(each))
+    Console().print(table)
+
+
+def _chosen(recipe: str | None, changes: dict[str, Any], folder: Folder, *, resume: bool) -> Recipe:
+    if not resume:
+        return (read(recipe) if recipe is not None else Recipe()).but(changes)
+    there = folder.resumed()
+    here = (read(recipe) if recipe is not None else there).but(changes)
+    for each in SETTINGS:
+        old, new = getattr(there, each.name), getattr(here, each.name)
+        if old != new:
+            raise SettingError(
+                f"the run in {folder.path} has {each.name} {old}, not {new}; leave it out to go on, or begin "
+                "another run in another --out"
+            )
+    return there
+
+
+def _size(recipe: Recipe) -> int:
+    from saltflat.data import official_size
+
+    return recipe.size or official_size(recipe.data)
+
+
+def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
+    noise = ", then ".join(f"{p.steps} steps with noise {p.noise_multiplier:.4g}" for p in plan.phases)
+    console.print(
+        f"{recipe.method} on {recipe.data} with {recipe.model}: {noise}; clip norm {recipe.clip_norm:g}\n"
+        f"epsilon {plan.epsilon(recipe.delta):.3f} at delta {recipe.delta:g} (at most {recipe.epsilon:g} with "
+        f"{recipe.spare} spare steps); unit: one example; adjacency: add or remove one\n"
+        f"sampling: Poisson, {recipe.batch_size} of {plan.size:,} examples expected in a step; "
+        f"{plan.steps * plan.expected_units * recipe.views:,.0f} gradients in all",
+        highlight=False,
+    )
+
+
+def _run(
+    recipe: Recipe,
+    plan: Plan,
+    folder: Folder,
+    console: Console,
+    *,
+    data_dir: Path | None,
+    resume: bool,
+    ledger: Path | None,
+    device: str,
+    threads: int,
+    tensorboard: bool,
+) -> Outcome:
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from saltflat import data
+    from saltflat.runs import execute
+
+    _check_device(device)
+    if threads:
+        torch.set_num_threads(threads)
+    writer = _tensorboard(folder) if tensorboard else None
+    split = data.load(recipe.data, data_dir)
+    if split.train.count > plan.size:
+        raise SettingError(
+            f"{recipe.data} has more than the {plan.size} examples that were declared; set --size to a public bound"
+        )
+    if not resume:
+        folder.begin(recipe)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
+    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task(recipe.method, total=plan.steps, last="")
+
+        def told(reading: Any) -> None:
+            line = (
+                f"test {reading.accuracy:.2%}, epsilon {reading.epsilon:.3f}, "
+                f"{reading.examples_per_second:,.0f} examples/s"
+            )
+            bar.update(task, last=line)
+            if not sys.stdout.isatty():
+                console.print(f"step {reading.step} of {plan.steps}: {line}", highlight=False)
+            if writer is not None:
+                for name in ("accuracy", "epsilon", "examples_per_second"):
+                    writer.add_scalar(name, getattr(reading, name), reading.step)
+
+        return execute(
+            recipe,
+            plan,
+            split,
+            folder,
+            ledger=ledger,
+            device=device,
+            watch=lambda progress: bar.update(task, completed=progress.step),
+            told=told,
+        )
+
+
+def _check_device(device: str) -> None:
+    """Refuse a device that is not there, before anything is charged."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise SettingError(f"--device {device} cannot be used here: {first}") from None
+
+
+def _tensorboard(folder: Folder) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise SettingError("--tensorboard needs the tensorboard package: pip install tensorboard") from None
+    return SummaryWriter(str(folder.path / "tensorboard"))
+
+
+def _report(outcome: Outcome, folder: Folder, console: Console) -> None:
+    console.print(f"test accuracy {outcome.accuracy:.2%}; kept in {folder.path}", highlight=False)
+    console.print(outcome.statement.as_text(), highlight=False)
+    console.print(
+        f"On record in the ledger: epsilon {outcome.on_record:.3f} at delta {outcome.statement.delta:g}, steps "
+        "that ran again after a crash included.",
+        highlight=False,
+    )

@@ -1,0 +1,213 @@
+"""Where a run stands, how that is kept on disk, and how a run goes on from it.
+
+*Guarantee*: everything that is kept was released or is public. Noise keys are never kept. Restoring never
+lowers what was spent: the ledger is not part of a checkpoint, and steps that run again are charged again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from saltflat.core.plan import Plan
+from saltflat.core.state import pack, unpack
+from saltflat.core.tree import Tree
+from saltflat.errors import DataError, LedgerError, SettingError
+from saltflat.privacy import checkpoint
+
+
+@runtime_checkable
+class Recorded(Protocol):
+    """A meter whose record can be recognised: a ledger's run."""
+
+    @property
+    def head(self) -> str: ...
+
+    def expect(self, head: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Keep the run in ``folder`` every so many steps, and go on from there if it holds a checkpoint."""
+
+    folder: str | os.PathLike[str]
+    every: int = 100
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.every, int) and self.every >= 1):
+            raise SettingError(f"every is a whole number of steps, at least 1; got {self.every}")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands after ``step`` steps, ``within`` of them in ``phase``: the weights, and what is remembered."""
+
+    step: int
+    params: Tree
+    state: Any = None  # the method's
+    memory: Any = None  # the optimizer's
+    mean: Any = None  # the running mean's: (count, weights)
+    phase: int = 0
+    within: int = 0
+
+    @property
+    def ending(self) -> Tree:
+        """The weights that the run would end with now: the running mean, if there is one."""
+        return self.params if self.mean is None else self.mean[1]
+
+
+def next_phase(plan: Plan, at: Position) -> int | None:
+    """The phase that takes the next step, or None at the end.
+
+    A phase ends when it has taken its steps and those that earlier ones left, or when its ``until`` says so.
+    """
+    phase = plan.phases[at.phase]
+    over = at.step == plan.through(at.phase) or (
+        at.within > 0 and phase.until is not None and phase.until(at.state)
+    )
+    number = at.phase + 1 if over else at.phase
+    return number if number < len(plan.phases) else None
+
+
+def save(
+    kept: Checkpoints, plan: Plan, at: Position, *, meter: object, sampler: np.random.Generator | None
+) -> None:
+    """Write a checkpoint, whole or not at all; ``sampler`` is None where it must not come back."""
+    trees, shapes = {"params": at.params}, {}
+    for part, owner in _owners(plan, at.phase).items():
+        trees[part], shapes[part] = pack(owner, getattr(at, part))
+    meta = {
+        "plan": outline(plan),
+        "step": at.step,
+        "phase": at.phase,
+        "within": at.within,
+        "shapes": shapes,
+        "head": meter.head if isinstance(meter, Recorded) else None,
+        "sampler": None if sampler is None else pack(None, sampler.bit_generator.state)[1],
+    }
+    checkpoint.save(kept.folder, trees, meta)
+
+
+def load(
+    kept: Checkpoints, plan: Plan, params: Tree, *, meter: object, sampler: np.random.Generator | None
+) -> Position | None:
+    """The position in the newest whole checkpoint, None if there is none; ``sampler`` is set back to it.
+
+    A checkpoint of another plan or of other weights is refused, and so is a ledger that lacks a line which
+    the checkpoint has seen. A ledger with more lines is as it should be: what they paid for is gone.
+    """
+    found = checkpoint.load(kept.folder)
+    if found is None:
+        return None
+    meta, place = found.meta, f"the checkpoint in {kept.folder}"
+    _refuse_another_plan(place, meta, plan)
+    _refuse_other_weights(place, found.trees, params)
+    _expect(place, meta, meter)
+    step, own = meta["step"], found.trees["params"]
+    params = {name: own[name].to(leaf.device) for name, leaf in params.items()}
+    parts = {
+        part: unpack(owner, dict(found.trees[part]), meta["shapes"][part], params)
+        for part, owner in _owners(plan, meta["phase"]).items()
+    }
+    if sampler is not None and meta["sampler"] is not None:
+        _set_back(place, sampler, meta["sampler"])
+    return Position(step, params, **parts, phase=meta["phase"], within=meta["within"])
+
+
+def _owners(plan: Plan, number: int) -> dict[str, Any]:
+    """Who made each part of a position in phase ``number``."""
+    phase = plan.phases[number]
+    owners: dict[str, Any] = {"state": phase.method, "memory": phase.optimizer}
+    return owners if plan.ema is None else {**owners, "mean": plan.ema}
+
+
+def outline(value: Any) -> Any:
+    """A plan in plain values, to tell it from another one; a function counts by its name alone.
+
+    >>> from saltflat.core.optim import SGD
+    >>> outline(SGD(lr=0.5))
+    {'is': 'SGD', 'lr': 0.5, 'momentum': 0.0, 'weight_decay': 0.0}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: outline(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"is": type(value).__name__, **fields}
+    if isinstance(value, (tuple, list)):
+        return [outline(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): outline(item) for key, item in value.items()}
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, float):
+        return value if np.isfinite(value) else repr(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", getattr(value, "__qualname__", repr(value)))
+
+
+def _refuse_another_plan(place: str, meta: Mapping[str, Any], plan: Plan) -> None:
+    known = {"plan", "step", "phase", "within", "shapes", "head", "sampler"}
+    if not known <= meta.keys() or not all(isinstance(meta[key], int) for key in ("step", "phase", "within")):
+        raise DataError(f"{place} was not made by train; give another folder")
+    other = _difference(meta["plan"], outline(plan))
+    if other is not None or not (1 <= meta["step"] <= plan.steps and 0 <= meta["phase"] < len(plan.phases)):
+        raise SettingError(
+            f"{place} belongs to another plan: {other or _behind(meta)}; give the plan that it "
+            "was made with, or another folder"
+        )
+
+
+def _behind(meta: Mapping[str, Any]) -> str:
+    return f"it has {meta['step']} steps behind it, in phase {meta['phase']}"
+
+
+def _difference(there: Any, here: Any, where: str = "plan") -> str | None:
+    """The first place where two outlines differ, in words."""
+    if isinstance(there, dict) and isinstance(here, dict) and there.keys() == here.keys():
+        pairs = [(f"{where}.{key}", there[key], here[key]) for key in here]
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        pairs = [(f"{where}[{i}]", a, b) for i, (a, b) in enumerate(zip(there, here, strict=True))]
+    elif isinstance(there, list) and isinstance(here, list):
+        return f"{where} has {len(there)} entries there and {len(here)} here"
+    else:
+        brief = lambda value: value["is"] if isinstance(value, dict) and "is" in value else value
+        return None if there == here else f"{where} is {brief(there)} there and {brief(here)} here"
+    return next((found for name, a, b in pairs if (found := _difference(a, b, name)) is not None), None)
+
+
+def _refuse_other_weights(place: str, trees: Mapping[str, Tree], params: Tree) -> None:
+    looks = lambda leaf: f"{leaf.dtype} of shape {tuple(leaf.shape)}"
+    own = trees.get("params", {})
+    for name in [*own, *params]:
+        there, here = (looks(tree[name]) if name in tree else "missing" for tree in (own, params))
+        if there != here:
+            raise SettingError(
+                f"{place} belongs to another model: parameter {name!r} is {there} there and {here} here; give the "
+                "model that it was made with, or another folder"
+            )
+
+
+def _expect(place: str, meta: Mapping[str, Any], meter: object) -> None:
+    """The ledger must hold every line that the checkpoint has seen."""
+    head = meta["head"]
+    if isinstance(meter, Recorded) and head is not None:
+        meter.expect(head)
+    elif head is not None:
+        raise LedgerError(f"{place} was charged to a ledger: open that ledger and give its run as the meter")
+    elif isinstance(meter, Recorded):
+        raise LedgerError(
+            f"{place} was not charged to a ledger, so the ledger does not know its first steps: go on without one, "
+            "or begin again in another folder"
+        )
+
+
+def _set_back(place: str, sampler: np.random.Generator, shape: Any) -> None:
+    try:
+        sampler.bit_generator.state = unpack(None, {}, shape, {})
+    except (TypeError, ValueError, KeyError):
+        raise SettingError(
+            f"{place} was made with another kind of generator; give {type(sampler.bit_generator).__name__} its own"
+        ) from None
