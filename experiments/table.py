@@ -43,12 +43,14 @@ def cells(result: results.Result) -> tuple[str, ...]:
 
 def markdown(found: Sequence[results.Result]) -> str:
     """The whole table, with a line that says what its epsilons mean."""
+    if not found:
+        return "No runs yet."
     rows = [HEADINGS, ("---",) * len(HEADINGS), *(cells(result) for result in sorted(found, key=order))]
     lines = [f"| {' | '.join(row)} |" for row in rows]
-    deltas = ", ".join(sorted({f"{result['settings']['delta']:g}" for result in found})) or "none"
+    deltas = ", ".join(sorted({f"{result['settings']['delta']:g}" for result in found}))
     lines += [
         "",
-        f"{len(found)} runs. Test accuracy in percent. Epsilon is each run's own, at delta {deltas}; unit: one "
+        f"Runs: {len(found)}. Test accuracy in percent. Epsilon is each run's own, at delta {deltas}; unit: one "
         "example; adjacency: add or remove one; Poisson sampling. All runs together cost more than any of them.",
     ]
     return "\n".join(lines)

@@ -222,7 +222,8 @@ def test_the_table_has_every_run_in_order() -> None:
     assert lines[2] == "| fashion-mnist | 3 | dp-sgd | 40 | 0 | 1.790 | 2.999 | 12.35 | 50.00 | 1.5 |"
     assert "| dp-sgd | 40 | 1 |" in lines[3]
     assert "| 1.500, then 14.000 |" in lines[4]
-    assert "3 runs" in text
+    assert "Runs: 3." in text
+    assert table.markdown([]) == "No runs yet."
 
 
 def test_the_table_is_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
