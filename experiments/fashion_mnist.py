@@ -336,7 +336,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         run_all(given, console)
     except KeyboardInterrupt:
-        console.print(f"interrupted: {given.out} has every finished run; the same command goes on from there")
+        said = f"interrupted: {given.out} has every finished run; the same command goes on from there"
+        console.print(said, highlight=False, soft_wrap=True)
         return 130
     except (SaltflatError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
