@@ -6,11 +6,11 @@ STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 JOBS   ?= 2
 
-.PHONY: help setup demo test test-slow bench lint format clean
+.PHONY: help setup demo test test-slow bench bench-methods lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,9 @@ test-slow: $(STAMP) ## the long suites
 
 bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models
 	@$(BIN)/python benchmarks/step.py $(ARGS)
+
+bench-methods: $(STAMP) ## a step of every method against one of DP-SGD (a quarter of an hour; ARGS=--quick: a minute or two)
+	@$(BIN)/python benchmarks/methods.py $(ARGS)
 
 lint: $(STAMP) ## style and types only
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

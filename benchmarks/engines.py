@@ -113,10 +113,11 @@ NAMES = (*ENGINES, *SALTFLAT)
 
 
 def engine(name: str) -> Build:
-    """The engine called ``name``; saltflat's are in the file ``saltflat_engine.py`` beside this one."""
+    """The engine called ``name``; saltflat's, and those of its methods, are in files beside this one."""
     if name in ENGINES:
         return ENGINES[name]
-    return import_module("saltflat_engine").ENGINES[name]
+    home = "saltflat_engine" if name in SALTFLAT else "method_engines"
+    return import_module(home).ENGINES[name]
 
 
 def missing(name: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 CHILD = Path(__file__).with_name("child.py")
 PATIENCE = 900  # seconds after which an engine that does not answer is given up
-SLOW, SLOW_TURNS = 3, 3  # an engine this many times slower than the first takes so many turns, then leaves
+SLOW, SLOW_TURNS = 3.0, 3  # an engine this many times slower than the first takes so many turns, then leaves
 TIMED_STEPS = 2  # of every turn
 
 
@@ -83,6 +83,7 @@ class Race:
     """What every engine has shown so far; one that fails is out, and the others go on."""
 
     start: Callable[[str], Any]  # the engine's name -> its Runner
+    slow: float = SLOW
     runners: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     peak_mb: dict[str, float] = field(default_factory=dict)
@@ -128,7 +129,7 @@ class Race:
         if name == yardstick or yardstick not in self.runners:
             return False
         self._take(yardstick)
-        return seconds > SLOW * statistics.median(self.seconds[yardstick])
+        return seconds > self.slow * statistics.median(self.seconds[yardstick])
 
     def _take(self, name: str) -> None:
         if name not in self.runners:

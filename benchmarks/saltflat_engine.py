@@ -11,9 +11,14 @@ from torch.nn import functional as F
 
 from saltflat import DPSGD, SAM, SAT, SGD, per_example, supervised
 from saltflat.core.ask import Ask, Release
+from saltflat.core.mechanism import Clip
+from saltflat.core.optim import Optimizer
 from saltflat.core.plan import Method
 from saltflat.core.train import trainable
+from saltflat.data import Augment
 from saltflat.privacy.noise import SecureNoise
+
+MOMENTUM = SGD(lr=0.1, momentum=0.9)
 
 
 def losses(logits: Tensor, targets: Tensor) -> Tensor:
@@ -22,12 +27,21 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
     return each.view(len(targets), -1).mean(1)
 
 
-def private(model: nn.Module, batch: Batch, *, method: Method) -> Step:
+def private(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    method: Method,
+    optimizer: Optimizer = MOMENTUM,
+    clip_norm: float | Clip = CLIP_NORM,
+    augment: Augment | None = None,
+) -> Step:
     """One step with ``method``, noise from the default source."""
-    contribution = per_example(model, supervised(losses))
-    optimizer = SGD(lr=0.1, momentum=0.9)
+    contribution = per_example(
+        model, supervised(losses), views=augment.views if augment else 1, augment=augment
+    )
     release = Release(
-        clip_norm=CLIP_NORM,
+        clip_norm=clip_norm,
         noise_multiplier=NOISE_MULTIPLIER,
         expected_units=len(batch[0]),
         noise=SecureNoise(),

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from cases import CASES, QUICK
 from engines import NAMES, missing
@@ -75,8 +76,8 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def save(rows: Sequence[Row], file: Path | None) -> None:
-    """After every model, so that a run that is stopped leaves what it has measured."""
+def save(rows: Sequence[Any], file: Path | None) -> None:
+    """Rows (dataclasses) as JSON; after every model, so that a run that is stopped leaves what it has measured."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")

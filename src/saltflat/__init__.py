@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from saltflat.core.contribution import each_view, per_example, per_user, supervised
     from saltflat.core.frame import around, preconditioned
     from saltflat.core.mechanism import Automatic, PerLayer
-    from saltflat.core.optim import EMA, SGD, Adam, AdamBC, AntiNoise, Average, Torch
+    from saltflat.core.optim import EMA, SGD, Adam, AdamBC, AntiNoise, Torch
     from saltflat.core.plan import Phase, Plan, calibrate
     from saltflat.core.resume import Checkpoints
     from saltflat.core.sampling import DatasetUnits, TensorUnits
@@ -41,7 +41,7 @@ _HOMES = {
     "core.contribution": ("each_view", "per_example", "per_user", "supervised"),
     "core.frame": ("around", "preconditioned"),
     "core.mechanism": ("Automatic", "PerLayer"),
-    "core.optim": ("EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Average", "Torch"),
+    "core.optim": ("EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Torch"),
     "core.plan": ("Phase", "Plan", "calibrate"),
     "core.resume": ("Checkpoints",),
     "core.sampling": ("DatasetUnits", "TensorUnits"),
@@ -101,7 +101,6 @@ __all__ = [  # noqa: RUF022 (in the order of the rooms)
     "AntiNoise",
     "Torch",
     "EMA",
-    "Average",
     "around",
     "preconditioned",
     "check_model",

@@ -21,7 +21,6 @@ from saltflat import (
     AdamBC,
     AntiNoise,
     Automatic,
-    Average,
     PerLayer,
     Quantile,
     Surroundings,
@@ -390,24 +389,3 @@ def test_each_view() -> None:
         [point_of(model)], [1.0], (x, y)
     )
     torch.testing.assert_close(chunk.norms(), gradients(model, point_of(model)).norm(dim=1), **EXACT)
-
-
-def test_average_follows_a_run() -> None:
-    average, seen = Average(EMA(0.6)), []
-
-    def watch(progress) -> None:
-        average(progress)
-        seen.append(progress.params)
-
-    sources = Surroundings(noise=FixedNoise(5), sampling=np.random.default_rng(5), watch=watch)
-    train(
-        plan(phase(steps=4)), per_example(network(), supervised(CRITERION)), TensorUnits(examples()), sources
-    )
-    mean = flat(seen[0])
-    for t, params in enumerate(seen[1:]):
-        decay = min(0.6, (1 + t) / (10 + t))
-        mean = decay * mean + (1 - decay) * flat(params)
-    torch.testing.assert_close(flat(average.mean), mean, **EXACT)
-    assert float(norm(average.mean)) > 0
-    with pytest.raises(SettingError, match="not taken a step"):
-        _ = Average(EMA()).mean

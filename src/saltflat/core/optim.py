@@ -233,35 +233,6 @@ class EMA:
         return count + 1, tree.map_tree(lambda m, w: torch.lerp(m, w, 1 - decay), mean, params)
 
 
-class Average:
-    """The `EMA` of a run's weights, to be given to `Surroundings` as its ``watch``; ``mean`` is what to evaluate.
-
-    Free post-processing.
-
-    >>> from types import SimpleNamespace
-    >>> average = Average(EMA(0.5))
-    >>> for w in (1.0, 2.0):
-    ...     average(SimpleNamespace(params={"w": torch.tensor([w])}))
-    >>> average.mean
-    {'w': tensor([1.9000])}
-    """
-
-    def __init__(self, ema: EMA) -> None:
-        self.ema = ema
-        self.state: tuple[int, Tree] | None = None
-
-    def __call__(self, progress: Any) -> None:
-        """Take in the weights after a step."""
-        params = progress.params
-        self.state = self.ema.init(params) if self.state is None else self.ema.step(params, self.state)
-
-    @property
-    def mean(self) -> Tree:
-        if self.state is None:
-            raise SettingError("nothing to average yet: the run has not taken a step")
-        return self.state[1]
-
-
 def _noise_std(direction: Tree) -> float:
     if isinstance(direction, Released):
         return direction.noise_std

@@ -1,0 +1,57 @@
+"""Every method of this library as an engine, with what it may cost beside DP-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from cases import Batch
+from engines import CLIP_NORM, Build, Step
+from saltflat_engine import private
+from torch import nn
+
+from saltflat import DPLIS, DPSGD, SAM, SAT, SGD, Adam, AdamBC, Automatic, PerLayer, Quantile
+from saltflat.data import Flip, PadCrop, augment
+
+COPIES = 4  # of the weights in DPLIS, of the images in augmentation
+BASE = "dp-sgd"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A method's name in the table, its engine, and the most that a step may take of DP-SGD's time."""
+
+    title: str
+    build: Build
+    most: float | None = None
+
+
+def augmented(model: nn.Module, batch: Batch) -> Step:
+    """DP-SGD on ``COPIES`` random views of every image, drawn anew at every step."""
+    if batch[0].dim() != 4:
+        raise ValueError("augmentation needs images")
+    return private(model, batch, method=DPSGD(), augment=augment(PadCrop(), Flip(), views=COPIES))
+
+
+_sgd = partial(private, method=DPSGD())
+METHODS: dict[str, Entry] = {
+    BASE: Entry("DP-SGD", _sgd),
+    "dp-sat": Entry("DP-SAT", partial(private, method=SAT(0.03)), 1.02),
+    "dp-sam": Entry("DP-SAM", partial(private, method=SAM(0.03))),
+    "sai-first": Entry(
+        "SAI, first phase", partial(private, method=SAT(0.05), optimizer=SGD(lr=2.0, momentum=0.9)), 1.02
+    ),
+    "sai-second": Entry(
+        "SAI, second phase", partial(private, method=DPSGD(), optimizer=SGD(lr=0.1, momentum=0.9)), 1.02
+    ),
+    "dp-adam": Entry("DP-Adam", partial(_sgd, optimizer=Adam(lr=2e-4))),
+    "dp-adambc": Entry("DP-AdamBC", partial(_sgd, optimizer=AdamBC(lr=2e-3)), 1.05),
+    "dplis": Entry(
+        f"DPLIS, K = {COPIES}", partial(private, method=DPLIS(lr=0.1, copies=COPIES)), 1.05 * COPIES
+    ),
+    "augmentation": Entry(f"augmentation, K = {COPIES}", augmented, 1.05 * COPIES),
+    "per-layer": Entry("per-layer clipping", partial(_sgd, clip_norm=PerLayer(CLIP_NORM))),
+    "automatic": Entry("automatic clipping", partial(_sgd, clip_norm=Automatic(CLIP_NORM))),
+    "quantile": Entry("adaptive clipping", partial(private, method=Quantile(DPSGD()))),
+}
+ENGINES: dict[str, Build] = {name: entry.build for name, entry in METHODS.items()}

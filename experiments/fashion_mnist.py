@@ -1,0 +1,341 @@
+"""Private methods side by side on Fashion-MNIST or MNIST: the tanh CNN of 26,010 parameters, as DP-SAT and SAI train.
+
+python experiments/fashion_mnist.py --epsilon 1 3 --seed 0 1
+python experiments/fashion_mnist.py --data mnist --methods dp-sgd --epsilon 3 --out mnist.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import results
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
+from torch.func import functional_call
+
+import saltflat as sf
+from saltflat.core.optim import Optimizer
+from saltflat.core.plan import Method
+from saltflat.core.tree import Tree
+from saltflat.data import Examples, Split, load
+from saltflat.errors import SaltflatError, SettingError
+from saltflat.models import parameter_count, tanh_cnn_mnist
+from saltflat.privacy.noise import SEEDED, SecureNoise, SeededNoise
+
+LR, SECOND_LR, MOMENTUM = 2.0, 0.1, 0.9
+RADIUS = 0.03  # of DP-SAT's climb, and of SAI's first phase
+SAI_EPOCHS, SAI_SHARE = 15, 0.9  # of the first phase: its length, and its part of epsilon
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """One run: with its phases, everything that its result depends on but chance."""
+
+    data: str
+    method: str
+    epsilon: float
+    seed: int  # of the first weights, and of DPLIS's public jitter
+    epochs: int
+    batch: int = 2048  # nominal: an epoch has ceil(size / batch) steps, each at rate 1 / that
+    delta: float = 1e-5
+    clip_norm: float = 0.1
+    decay: float = 0.999  # of the running mean of weights, which warms up
+    seeded_noise: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.epsilon < math.inf:
+            raise SettingError(f"epsilon must be positive and finite; got {self.epsilon}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A method's phases, as (method, optimizer, epochs), and how they share epsilon."""
+
+    phases: tuple[tuple[Method, Optimizer, int], ...]
+    shares: tuple[float, ...] = (1.0,)
+
+
+def heavy_ball(lr: float = LR) -> sf.SGD:
+    return sf.SGD(lr=lr, momentum=MOMENTUM)
+
+
+def dp_sgd(settings: Settings) -> Recipe:
+    return Recipe(phases=((sf.DPSGD(), heavy_ball(), settings.epochs),))
+
+
+def dp_sat(settings: Settings) -> Recipe:
+    return Recipe(phases=((sf.SAT(RADIUS), heavy_ball(), settings.epochs),))
+
+
+def sai(settings: Settings) -> Recipe:
+    """DP-SAT, then DP-SGD at a twentieth of the learning rate; the budget split is joint_ratio."""
+    if settings.epochs <= SAI_EPOCHS:
+        raise SettingError(f"SAI's first phase has {SAI_EPOCHS} epochs: give --epochs more than these")
+    first = (sf.SAT(RADIUS), heavy_ball(), SAI_EPOCHS)
+    second = (sf.DPSGD(), heavy_ball(SECOND_LR), settings.epochs - SAI_EPOCHS)
+    return Recipe(phases=(first, second), shares=(SAI_SHARE, 1 - SAI_SHARE))
+
+
+def dp_adambc(settings: Settings) -> Recipe:
+    """The SAI paper's learning rate for it; betas and floor as in the authors' code."""
+    adam = sf.AdamBC(lr=2e-3, betas=(0.9, 0.999), floor=1e-8)
+    return Recipe(phases=((sf.DPSGD(), adam, settings.epochs),))
+
+
+def dplis(settings: Settings) -> Recipe:
+    """Smoothing alone is added to DP-SGD: momentum stays, where the DPLIS paper has none."""
+    smooth = sf.DPLIS(lr=LR, copies=4, reach=10.0, seed=settings.seed)
+    return Recipe(phases=((smooth, heavy_ball(), settings.epochs),))
+
+
+METHODS: dict[str, Callable[[Settings], Recipe]] = {
+    "dp-sgd": dp_sgd,
+    "dp-sat": dp_sat,
+    "sai": sai,
+    "dp-adambc": dp_adambc,
+    "dplis": dplis,
+}
+EPOCHS = {"dplis": 10}  # 40 for all others: K copies take K times as long
+DEFAULT_EPOCHS = 40
+
+
+def steps_per_epoch(settings: Settings, size: int) -> int:
+    """As a Poisson loader of nominal batches has them: 30 for 2048 of 60,000, hence rate 1/30 and 2000 expected."""
+    if settings.batch > size:
+        raise SettingError(f"a batch of {settings.batch} does not fit into {size} training examples")
+    return math.ceil(size / settings.batch)
+
+
+def draft(settings: Settings, size: int) -> sf.Plan:
+    """What will run, before its noise is known."""
+    per_epoch = steps_per_epoch(settings, size)
+    phases = tuple(
+        sf.Phase(
+            method=method,
+            steps=epochs * per_epoch,
+            noise_multiplier=1.0,  # calibration sets it
+            clip_norm=settings.clip_norm,
+            optimizer=optimizer,
+        )
+        for method, optimizer, epochs in METHODS[settings.method](settings).phases
+    )
+    return sf.Plan(phases=phases, rate=1 / per_epoch, size=size)
+
+
+def calibrated(plan: sf.Plan, settings: Settings) -> sf.Plan:
+    """The noise that spends epsilon, by the accountant on privacy loss distributions."""
+    shares = METHODS[settings.method](settings).shares
+    if len(shares) == 1:
+        return sf.calibrate(plan, epsilon=settings.epsilon, delta=settings.delta)
+    return sf.split_budget(
+        plan, shares=shares, epsilon=settings.epsilon, delta=settings.delta, budget_split="joint_ratio"
+    )
+
+
+def identity(settings: Settings, size: int) -> dict[str, Any]:
+    """What makes two runs the same experiment; needs no calibration, so that finished ones are skipped fast."""
+    shares = METHODS[settings.method](settings).shares
+    phases = [
+        f"{phase.steps} steps of {phase.method} with {phase.optimizer}, share {share:g}"
+        for phase, share in zip(draft(settings, size).phases, shares, strict=True)
+    ]
+    return {"settings": asdict(settings), "size": size, "phases": phases}
+
+
+def done(settings: Settings, size: int, found: Sequence[results.Result]) -> bool:
+    """Whether the results hold this run already."""
+    wanted = identity(settings, size)
+    return any({key: one.get(key) for key in wanted} == wanted for one in found)
+
+
+def accuracy(model: nn.Module, params: Tree, test: Examples) -> float:
+    """The share of test images whose largest output is the label; these images are public."""
+    with torch.no_grad():
+        hits = [
+            (functional_call(model, params, (images,)).argmax(1) == labels).sum()
+            for images, labels in test.batches(1000)
+        ]
+    return float(sum(hits)) / test.count
+
+
+@dataclass
+class Watch:
+    """Follows a run: test accuracy every few epochs and at the end, and what to show meanwhile."""
+
+    model: nn.Module
+    test: Examples
+    steps_per_epoch: int
+    every: int  # epochs
+    steps: int
+    show: Callable[[int, str], None]
+    curve: list[dict[str, float]] = field(default_factory=list)
+    text: str = ""
+
+    def __call__(self, progress: Any) -> None:
+        epoch, rest = divmod(progress.step, self.steps_per_epoch)
+        if progress.step == self.steps or (rest == 0 and epoch % self.every == 0):
+            last = accuracy(self.model, progress.params, self.test)
+            ema = accuracy(self.model, progress.ending, self.test)
+            self.curve.append({"epoch": epoch, "last": last, "ema": ema})
+            self.text = f"{last:.2%}, EMA {ema:.2%}"
+        self.show(progress.step, self.text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class How:
+    """What changes the time of a run and not its result."""
+
+    physical: int
+    threads: int
+    every: int
+
+
+def surroundings(settings: Settings, how: How, watch: Watch) -> sf.Surroundings:
+    """Fresh noise and samples from the operating system, or repeatable ones, which protect nobody."""
+    if settings.seeded_noise:
+        noise, sampling = SeededNoise(settings.seed), np.random.default_rng(settings.seed)
+    else:
+        noise, sampling = SecureNoise(), np.random.default_rng()
+    return sf.Surroundings(physical=how.physical, noise=noise, sampling=sampling, watch=watch)
+
+
+def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Result:
+    """Calibrate, train and measure once."""
+    size = split.train.count
+    plan = draft(settings, size)
+    task = bar.add_task(title(settings), total=plan.steps, now="calibrating")
+    plan = replace(calibrated(plan, settings), ema=sf.EMA(settings.decay))
+    torch.manual_seed(settings.seed)
+    model = tanh_cnn_mnist()
+    show = lambda step, text: bar.update(task, completed=step, now=text)
+    watch = Watch(model, split.test, steps_per_epoch(settings, size), how.every, plan.steps, show)
+    loss = sf.supervised(nn.CrossEntropyLoss(reduction="none"))
+    started = time.perf_counter()
+    sf.train(plan, sf.per_example(model, loss), split.train, surroundings(settings, how, watch))
+    final = watch.curve[-1]
+    return {
+        **identity(settings, size),
+        **cost(plan, settings),
+        "accuracy_last": final["last"],
+        "accuracy_ema": final["ema"],
+        "curve": watch.curve,
+        "seconds": time.perf_counter() - started,
+        "how": asdict(how) | versions(),
+        "parameters": parameter_count(model),
+    }
+
+
+def cost(plan: sf.Plan, settings: Settings) -> dict[str, Any]:
+    """The plan's noise, and what the accountant says of it; seeded noise has no epsilon."""
+    seeded = settings.seeded_noise
+    return {
+        "rate": plan.rate,
+        "steps": [phase.steps for phase in plan.phases],
+        "noise_multipliers": [phase.noise_multiplier for phase in plan.phases],
+        "epsilon": None if seeded else plan.epsilon(settings.delta),
+        "stamp": SEEDED if seeded else "",
+    }
+
+
+def versions() -> dict[str, str]:
+    return {"saltflat": sf.__version__, "torch": torch.__version__, "python": platform.python_version()}
+
+
+def title(settings: Settings) -> str:
+    """One line for the progress bar; seeded runs say what they are."""
+    stamp = f" {SEEDED}" if settings.seeded_noise else ""
+    return f"{settings.data} {settings.method}, epsilon {settings.epsilon:g}, seed {settings.seed}{stamp}"
+
+
+def series(given: argparse.Namespace) -> Iterator[Settings]:
+    """Every combination that was asked for; one seed of everything comes before the next seed."""
+    for seed, epsilon, method in itertools.product(given.seed, given.epsilon, given.methods):
+        yield Settings(
+            data=given.data,
+            method=method,
+            epsilon=epsilon,
+            seed=seed,
+            epochs=given.epochs or EPOCHS.get(method, DEFAULT_EPOCHS),
+            batch=given.batch,
+            seeded_noise=given.seeded_noise,
+        )
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1, or argparse's refusal."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+    return int(text)
+
+
+def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line, or ``words`` in its place."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--data", choices=("fashion-mnist", "mnist"), default="fashion-mnist", help="(default: %(default)s)")
+    add("--data-dir", type=Path, help="the folder that holds the data sets (default: SALTFLAT_DATA)")
+    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="(default: all)")
+    add("--epsilon", nargs="+", type=float, default=[1.0, 3.0], help="(default: 1 3)")
+    add("--seed", nargs="+", type=int, default=[0, 1], help="of the first weights only (default: 0 1)")
+    add("--seeded-noise", action="store_true", help="noise and samples from the seed too: NOT PRIVATE")
+    add("--epochs", type=positive, help="(default: 40, and 10 for dplis)")
+    add("--batch", type=positive, default=2048, help="nominal expected batch (default: %(default)s)")
+    add("--physical", type=positive, default=512, help="examples in memory at once (default: %(default)s)")
+    add("--threads", type=positive, default=os.cpu_count(), help="(default: all cores)")
+    add("--every", type=positive, default=5, help="epochs between two tests (default: %(default)s)")
+    add("--out", type=Path, default=Path(__file__).with_name("results.jsonl"), help="(default: %(default)s)")
+    return parser.parse_args(words)
+
+
+def run_all(given: argparse.Namespace, console: Console) -> None:
+    """Every run that the file does not hold yet, each written when it ends."""
+    torch.set_num_threads(given.threads)
+    results.check_writable(given.out)
+    split = load(given.data, given.data_dir)
+    runs = list(series(given))
+    for settings in runs:
+        draft(settings, split.train.count)  # what is wrong is said now, not between two runs
+    how = How(physical=given.physical, threads=given.threads, every=given.every)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
+    with Progress(TextColumn("{task.description}"), *columns, console=console) as bar:
+        for settings in runs:
+            if done(settings, split.train.count, results.read(given.out)):
+                bar.console.print(
+                    f"{title(settings)}: already in {given.out}", highlight=False, soft_wrap=True
+                )
+                continue
+            results.append(given.out, run(settings, how, split, bar))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the series; 0 if all of it is in the file, 130 if it was interrupted, 1 if something is wrong."""
+    given, console = arguments(words), Console(stderr=True)
+    try:
+        run_all(given, console)
+    except KeyboardInterrupt:
+        said = f"interrupted: {given.out} has every finished run; the same command goes on from there"
+        console.print(said, highlight=False, soft_wrap=True)
+        return 130
+    except (SaltflatError, OSError) as error:
+        console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
