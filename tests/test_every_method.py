@@ -386,7 +386,8 @@ def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> 
     state, memory = method.init(params), only.optimizer.init(params)
     for step in range(only.steps):
         method = copy.deepcopy(pristine) if stored else method
-        opened = loop._door(the_plan, only, step, private, around)
+        drawn = loop.draw(the_plan, only, SIZE, around)
+        opened = loop.door(the_plan, only, step, drawn, private, around)
         direction, state = method.step(opened, params, through(state))
         params, memory = only.optimizer.step(params, direction, through(memory))
     return flat(params)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from saltflat.core.check import check_model, check_step
 from saltflat.core.contribution import Contribution, PerExample, chunks_of
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.sampling import Units, poisson
+from saltflat.core.sampling import Indices, Units, poisson
 from saltflat.core.tree import Tree
 from saltflat.errors import ModelError
 from saltflat.privacy.noise import SecureNoise
@@ -89,7 +89,7 @@ def _steps(plan: Plan, phase: Phase, private: Private, around: Surroundings, par
     """The weights after each step of one phase: draw, charge, ask, update."""
     state, memory = phase.method.init(params), phase.optimizer.init(params)
     for step in itertools.count():
-        ask = _door(plan, phase, step, private, around)
+        ask = door(plan, phase, step, draw(plan, phase, private[2], around), private, around)
         direction, state = phase.method.step(ask, params, state)
         params, memory = phase.optimizer.step(params, direction, memory)
         yield params
@@ -97,13 +97,18 @@ def _steps(plan: Plan, phase: Phase, private: Private, around: Surroundings, par
             return
 
 
-def _door(plan: Plan, phase: Phase, step: int, private: Private, around: Surroundings) -> Ask:
-    """Draw and charge the step's samples, and open the door on them; the first one leads to the next."""
-    contribution, units, count = private
+def draw(plan: Plan, phase: Phase, count: int, around: Surroundings) -> Sequence[Indices]:
+    """The units of one step: a Poisson sample, and another one if the method draws two."""
+    return [poisson(count, plan.rate, around.sampling) for _ in phase.noise_at(0)]
+
+
+def door(
+    plan: Plan, phase: Phase, step: int, drawn: Sequence[Indices], private: Private, around: Surroundings
+) -> Ask:
+    """Charge a step's samples, and open the door on them; the first one leads to the next."""
+    contribution, units, _ = private
     ask: Ask | None = None
-    first, *others = phase.noise_at(step)
-    for noise_multiplier in (*reversed(others), first):
-        drawn = poisson(count, plan.rate, around.sampling)
+    for sample, noise_multiplier in zip(drawn, reversed(phase.noise_at(step)), strict=True):
         if around.meter is not None:
             around.meter.step(plan.rate, noise_multiplier)
         release = Release(
@@ -112,7 +117,7 @@ def _door(plan: Plan, phase: Phase, step: int, private: Private, around: Surroun
             expected_units=plan.expected_units,
             noise=around.noise,
         )
-        ask = Ask(chunks_of(contribution, units, drawn, around.physical), release, fresh=ask)
+        ask = Ask(chunks_of(contribution, units, sample, around.physical), release, fresh=ask)
     assert ask is not None
     return ask
 
