@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from saltflat.core.sampling import DatasetUnits, TensorUnits
     from saltflat.core.schedule import Cosine, Linear, Piecewise
     from saltflat.core.train import Surroundings, train
+    from saltflat.front import fit, make_private
     from saltflat.methods import (
         DPLIS,
         DPSGD,
@@ -45,6 +46,7 @@ _HOMES = {
     "core.sampling": ("DatasetUnits", "TensorUnits"),
     "core.schedule": ("Cosine", "Linear", "Piecewise"),
     "core.train": ("Surroundings", "train"),
+    "front": ("fit", "make_private"),
     "methods": (
         "DPLIS",
         "DPSGD",
@@ -63,6 +65,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (in the order of the rooms)
+    "fit",
+    "make_private",
     "DPSGD",
     "SAM",
     "SAT",
