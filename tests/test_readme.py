@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +12,25 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_quick_start(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
-    exec(compile(code, "README.md", "exec"), {})
-    spent = float(re.search(r"epsilon ([\d.]+) at delta 1e-5", capsys.readouterr().out)[1])
+    """One call, one's own loop, the parts, all on the same model; each prints what the README says it does."""
+    call, loop, parts = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.S)
+    (printed,) = re.findall(r"```text\n(.*?)```", README.read_text(), flags=re.S)
+    names: dict[str, Any] = {}
+    assert len(call.splitlines()) <= 22
+    exec(compile(call, "README.md", "exec"), names)
+    assert capsys.readouterr().out == printed
+    assert 2.97 <= names["fitted"].epsilon <= 3.0
+    exec(compile(loop, "README.md", "exec"), names)
+    first, second = _printed_epsilons(capsys)
+    assert first < second
+    assert 2.97 <= second <= 3.0
+    exec(compile(parts, "README.md", "exec"), names)
+    (spent,) = _printed_epsilons(capsys)
     assert 2.97 <= spent <= 3.0
+
+
+def _printed_epsilons(capsys: pytest.CaptureFixture[str]) -> list[float]:
+    return [float(e) for e in re.findall(r"epsilon ([\d.]+) at delta 1e-5", capsys.readouterr().out)]
 
 
 def test_the_tree_names_real_places() -> None:

@@ -29,6 +29,7 @@ ONLY = {
     "privacy": {"core.tree", "errors", "privacy"},
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.optim", "core.plan", "errors", "methods", "plans", "privacy.splits"},  # no door, no data
+    "front": {"core", "methods", "errors", "privacy", "front"},  # no readers, no clipping of its own
 }
 
 
@@ -70,6 +71,13 @@ def test_nothing_imports_the_command_line() -> None:
     for path in files():
         if "cli" not in path.relative_to(SOURCE).parts and path.name != "__main__.py":
             assert not any(module == "cli" or module.startswith("cli.") for module in imports(path)), path
+
+
+def test_only_the_command_line_stands_before_the_front() -> None:
+    for path in files():
+        parts = path.relative_to(SOURCE).parts
+        if parts[0] not in ("front", "cli", "__init__.py"):
+            assert not any(module == "front" or module.startswith("front.") for module in imports(path)), path
 
 
 def test_the_command_line_starts_without_torch() -> None:

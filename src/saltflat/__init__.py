@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from saltflat.core.sampling import DatasetUnits, TensorUnits
     from saltflat.core.schedule import Cosine, Linear, Piecewise
     from saltflat.core.train import Surroundings, train
+    from saltflat.front import fit, make_private
     from saltflat.methods import (
         DPLIS,
         DPSGD,
@@ -47,6 +48,7 @@ _HOMES = {
     "core.sampling": ("DatasetUnits", "TensorUnits"),
     "core.schedule": ("Cosine", "Linear", "Piecewise"),
     "core.train": ("Surroundings", "train"),
+    "front": ("fit", "make_private"),
     "methods": (
         "DPLIS",
         "DPSGD",
@@ -65,6 +67,8 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [  # noqa: RUF022 (in the order of the rooms)
+    "fit",
+    "make_private",
     "DPSGD",
     "SAM",
     "SAT",

@@ -53,6 +53,10 @@ class Phase:
     until: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
+        _check_pair("method", self.method, "DPSGD() or SAT(radius=0.03)")
+        _check_pair(
+            "optimizer", self.optimizer, "SGD(lr=2.0) or Torch(lambda p: torch.optim.AdamW(p, lr=1e-3))"
+        )
         if not (isinstance(self.steps, int) and self.steps >= 1):
             raise SettingError(f"a phase takes a whole number of steps, at least 1; got steps={self.steps}")
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
@@ -169,6 +173,14 @@ class Plan:
         """The same plan with every noise multiplier times ``factor``."""
         noisier = (replace(p, noise_multiplier=p.noise_multiplier * factor) for p in self.phases)
         return replace(self, phases=tuple(noisier))
+
+
+def _check_pair(name: str, value: object, such_as: str) -> None:
+    """Methods and optimizers are values with ``init`` and ``step``; names and bare classes are not."""
+    pair = (getattr(value, "init", None), getattr(value, "step", None))
+    if isinstance(value, type) or not all(map(callable, pair)):
+        given = repr(value) if isinstance(value, str | type | None) else f"a {type(value).__name__}"
+        raise SettingError(f"{name} is a value with init and step, such as {such_as}; got {given}")
 
 
 def _check_handover(phase: Phase, following: Phase) -> None:

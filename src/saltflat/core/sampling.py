@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ from saltflat.errors import DataError, SettingError
 Indices = NDArray[np.int64]
 Batch = Any  # a tensor, or tuples, lists and dictionaries of tensors; rows on the first axis
 
+_MADE_OF = "a batch is made of tensors, tuples, lists and dictionaries; got "
+
 
 class Units(Protocol):
     """Private data, seen as units that can be taken by number; ``count`` is read once, before training."""
@@ -29,16 +31,18 @@ class Units(Protocol):
 
 @dataclass(frozen=True)
 class TensorUnits:
-    """Examples in tensors: row i of every tensor belongs to unit i.
+    """Examples in tensors: row i of every tensor belongs to unit i. One tensor, tuples and dictionaries of them.
 
     >>> TensorUnits((torch.arange(4.0), torch.tensor([0, 1, 0, 1]))).take(np.array([2, 3]))
     (tensor([2., 3.]), tensor([0, 1]))
+    >>> TensorUnits({"x": torch.arange(4.0)}).take(np.array([2, 3]))
+    {'x': tensor([2., 3.])}
     """
 
-    tensors: tuple[Tensor, ...]
+    tensors: Batch
 
     def __post_init__(self) -> None:
-        lengths = {len(t) for t in self.tensors}
+        lengths = {t.shape[0] if t.dim() else 0 for t in leaves(self.tensors)}
         if len(lengths) != 1:
             raise DataError(
                 f"tensors of one length are needed, one row per unit; got lengths {sorted(lengths)}"
@@ -46,11 +50,10 @@ class TensorUnits:
 
     @property
     def count(self) -> int:
-        return len(self.tensors[0])
+        return rows_in(self.tensors)
 
-    def take(self, indices: Indices) -> tuple[Tensor, ...]:
-        where = torch.from_numpy(indices)
-        return tuple(t[where.to(t.device)] for t in self.tensors)
+    def take(self, indices: Indices) -> Batch:
+        return pick(self.tensors, torch.from_numpy(indices))
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,25 @@ class DatasetUnits:
 
     def take(self, indices: Indices) -> Batch:
         return self.collate([self.dataset[int(i)] for i in indices])
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """The same units, in batches on the model's device, wherever the data itself is kept.
+
+    >>> OnDevice(TensorUnits(torch.zeros(4)), torch.device("meta")).take(np.array([2, 3])).device
+    device(type='meta')
+    """
+
+    units: Units
+    device: torch.device
+
+    @property
+    def count(self) -> int:
+        return self.units.count
+
+    def take(self, indices: Indices) -> Batch:
+        return moved(self.units.take(indices), self.device)
 
 
 def poisson(count: int, rate: float, source: np.random.Generator) -> Indices:
@@ -105,20 +127,33 @@ def rows_in(batch: Batch) -> int:
 
 
 def leaves(batch: Batch) -> Iterator[Tensor]:
-    """Every tensor in a batch."""
+    """Every tensor in a batch; whatever else it holds is refused."""
     if isinstance(batch, Tensor):
         yield batch
-    else:
-        for item in batch.values() if isinstance(batch, dict) else batch:
+    elif isinstance(batch, Mapping):
+        yield from leaves(tuple(batch.values()))
+    elif isinstance(batch, Sequence) and not isinstance(batch, str):
+        for item in batch:
             yield from leaves(item)
+    else:
+        raise DataError(_MADE_OF + type(batch).__name__)
+
+
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """The batch with each of its tensors on a device; one that is there already is not copied."""
+    return _mapped(lambda leaf: leaf.to(device), batch)
 
 
 def pick(batch: Batch, rows: Tensor) -> Batch:
     """The batch made of these rows of each of its tensors."""
+    return _mapped(lambda leaf: leaf[rows.to(leaf.device)], batch)
+
+
+def _mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
     if isinstance(batch, Tensor):
-        return batch[rows.to(batch.device)]
-    if isinstance(batch, dict):
-        return {key: pick(item, rows) for key, item in batch.items()}
-    if isinstance(batch, Sequence):
-        return tuple(pick(item, rows) for item in batch)
-    raise DataError(f"a batch is made of tensors, tuples, lists and dictionaries; got {type(batch).__name__}")
+        return function(batch)
+    if isinstance(batch, Mapping):
+        return {key: _mapped(function, item) for key, item in batch.items()}
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return tuple(_mapped(function, item) for item in batch)
+    raise DataError(_MADE_OF + type(batch).__name__)

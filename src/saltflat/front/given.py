@@ -1,0 +1,231 @@
+"""What may be handed in at the front, and how it becomes parts: a plan, a contribution, units, a statement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from saltflat.core.check import check_model
+from saltflat.core.contribution import Loss, PerExample, per_example, supervised
+from saltflat.core.mechanism import Clip
+from saltflat.core.optim import SGD, Optimizer
+from saltflat.core.plan import Method, Phase, Plan, calibrate
+from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
+from saltflat.core.train import Surroundings, trainable
+from saltflat.errors import AccountingError, DataError, ModelError, SettingError
+from saltflat.methods import SAT
+from saltflat.privacy.limits import checked_delta, checked_epsilon
+from saltflat.privacy.statement import Declared, Statement, state
+
+METHOD = SAT(radius=0.03)  # these two are what `fit` takes if nothing else is said
+OPTIMIZER = SGD(lr=2.0, momentum=0.9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is asked for: a method and its budget, or a whole plan.
+
+    >>> Settings(epsilon=3, batch_size=100, epochs=5).planned(1000).steps
+    50
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    method: Method = METHOD
+    batch_size: int = 2048
+    epochs: float = 40
+    clip_norm: float | Clip = 0.1
+    optimizer: Optimizer = OPTIMIZER
+    plan: Plan | None = None
+
+    def __post_init__(self) -> None:
+        _checked(checked_delta, self.delta)
+        if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
+            raise SettingError(f"epsilon must be positive; got {self.epsilon}")
+        if self.plan is None:
+            self._check_phase()
+        else:
+            self._check_plan()
+
+    def _check_phase(self) -> None:
+        if self.epsilon is None:
+            raise SettingError("epsilon is missing: say how much privacy the run may cost, such as epsilon=3")
+        if not (isinstance(self.batch_size, int) and self.batch_size >= 1):
+            raise SettingError(
+                f"batch_size is the expected number of examples in a step; got {self.batch_size!r}"
+            )
+        if not (isinstance(self.epochs, int | float) and 0 < self.epochs < math.inf):
+            raise SettingError(f"epochs must be positive and finite; got {self.epochs!r}")
+
+    def _check_plan(self) -> None:
+        if not isinstance(self.plan, Plan):
+            raise SettingError(
+                f"plan is a Plan, from sai(...) or of your own phases; got a {type(self.plan).__name__}"
+            )
+        own = {f.name: f.default for f in fields(self) if f.name not in ("epsilon", "delta", "plan")}
+        both = [name for name, default in own.items() if getattr(self, name) != default]
+        if both:
+            raise SettingError(f"the plan says what to run: give it, or {', '.join(both)}, not both")
+
+    def planned(self, size: int) -> Plan:
+        """The plan for ``size`` units, with its noise calibrated."""
+        plan = self.plan or self._one_phase(size)
+        if self.epsilon is None:
+            return plan
+        return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
+
+    def _one_phase(self, size: int) -> Plan:
+        if self.batch_size > size:
+            raise SettingError(
+                f"batch_size {self.batch_size} is larger than the data, {size} examples; take a tenth or less"
+            )
+        phase = Phase(
+            method=self.method,
+            steps=max(1, round(self.epochs * size / self.batch_size)),
+            noise_multiplier=1.0,  # calibration scales it
+            clip_norm=self.clip_norm,
+            optimizer=self.optimizer,
+        )
+        return Plan(phases=(phase,), rate=self.batch_size / size, size=size)
+
+
+def _checked(check: Callable[[object], float], value: object) -> float:
+    """The accountants' own check, as an error about a setting."""
+    try:
+        return check(value)
+    except AccountingError as error:
+        raise SettingError(str(error)) from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Private:
+    """A model, its loss and the private data: what everything else is done with."""
+
+    contribution: PerExample
+    units: Units
+    count: int  # read once
+
+
+def given(
+    model: nn.Module,
+    loss: nn.Module | Loss,
+    data: Any,
+    *,
+    views: int = 1,
+    augment: Callable[[Batch], Batch] | None = None,
+) -> Private:
+    """Check what was handed in, without looking at a single example: only the number of them is read."""
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
+    check_model(model)
+    device = next(iter(trainable(model).values())).device
+    contribution = per_example(model, loss_of(loss), views=views, augment=augment)
+    units = units_of(data)
+    count = units.count
+    if count < 1:
+        raise DataError("the data holds no example")
+    return Private(contribution=contribution, units=OnDevice(units, device), count=count)
+
+
+def stated(plan: Plan, delta: float, unit: str, around: Surroundings) -> Statement:
+    """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run."""
+    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not around.noise.private)
+    return state(plan.event(), declared)
+
+
+def loss_of(loss: nn.Module | Loss) -> Loss:
+    """A criterion (any nn.Module) is called on (model(inputs), targets); any other function is a loss already.
+
+    A loss is ``loss(predict, batch)``, where ``predict`` is the model and ``batch`` has the form of the data: for
+    dictionaries, several losses added up, or a model that is called by keywords. It returns one number per example.
+
+    >>> criterion = loss_of(nn.CrossEntropyLoss(reduction="none"))
+    >>> loss_of(nn.MSELoss())
+    Traceback (most recent call last):
+    saltflat.errors.SettingError: MSELoss averages ...
+    """
+    if isinstance(loss, nn.Module):
+        return supervised(_each_by_itself(loss))
+    if not callable(loss):
+        raise SettingError(
+            'the loss is a criterion such as nn.CrossEntropyLoss(reduction="none"), or a function '
+            f"loss(predict, batch); got {_named(loss)}"
+        )
+    function = loss.func if isinstance(loss, partial) else loss
+    if getattr(function, "__module__", None) in ("torch.nn.functional", "torch._C._nn"):
+        raise SettingError(
+            f"{getattr(function, '__name__', 'it')} is a criterion, not a loss(predict, batch): pass "
+            'supervised(partial(F..., reduction="none")), or the nn.Module of that name with reduction="none"'
+        )
+    return loss
+
+
+def _each_by_itself(criterion: nn.Module) -> nn.Module:
+    """The criterion, if it does not average over the batch."""
+    reduction = getattr(criterion, "reduction", "none")
+    if reduction == "none":
+        return criterion
+    name, does = type(criterion).__name__, "sums" if reduction == "sum" else "averages"
+    raise SettingError(
+        f"{name} {does} over the batch (reduction={reduction!r}), and clipping needs one loss per example: pass "
+        f'{name}(reduction="none")'
+    )
+
+
+def units_of(data: Any) -> Units:
+    """Tensors, tuples and dictionaries of tensors, map-style datasets, and whatever has ``count`` and ``take``.
+
+    >>> import torch
+    >>> units_of({"x": torch.zeros(4, 2), "label": torch.zeros(4)}).count
+    4
+    >>> units_of([(torch.zeros(2), 0), (torch.ones(2), 1), (torch.ones(2), 1)]).count
+    3
+    """
+    if hasattr(data, "take") and hasattr(data, "count") and not callable(getattr(type(data), "count", None)):
+        return data  # a table of pandas has both names too, as functions
+    if isinstance(data, Tensor) or (isinstance(data, tuple | Mapping) and _only_tensors(data)):
+        return TensorUnits(data)
+    if not _is_dataset(data):
+        raise DataError(
+            "the data is a tensor, a tuple or dictionary of tensors, a map-style dataset (len(data), data[i]), or "
+            f"Examples of saltflat.data; got {_named(data)}{_advice(data)}"
+        )
+    return DatasetUnits.of(data)
+
+
+def _only_tensors(data: Any) -> bool:
+    items = tuple(data.values()) if isinstance(data, Mapping) else data
+    return bool(items) and all(
+        isinstance(item, Tensor) or (isinstance(item, tuple | Mapping) and _only_tensors(item))
+        for item in items
+    )
+
+
+def _is_dataset(data: Any) -> bool:
+    if isinstance(data, str | bytes | tuple | Mapping | IterableDataset | type):
+        return False
+    if isinstance(data, list) and all(isinstance(item, Tensor) for item in data):
+        return False  # [inputs, targets], most likely, and not two examples
+    return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not hasattr(data, "__array__")
+
+
+def _advice(data: Any) -> str:
+    if hasattr(data, "batch_sampler") and hasattr(data, "dataset"):
+        return ": give its dataset; batches are drawn here, each example with the same probability"
+    if hasattr(data, "train") and hasattr(data, "test"):
+        return ": give its .train"
+    if isinstance(data, list):
+        return " of tensors: put them in a tuple"
+    if isinstance(data, tuple | Mapping) or hasattr(data, "__array__"):
+        return ": turn arrays into tensors with torch.as_tensor"
+    return ""
+
+
+def _named(value: object) -> str:
+    return repr(value) if isinstance(value, str | type | None) else f"a {type(value).__name__}"

@@ -1,0 +1,252 @@
+"""`saltflat.fit`: the parts in one call, for whatever model, loss and data people bring."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from people import Items, Tagger, around, sentences, tagging
+from reference import flat
+from steps import CRITERION, examples, network, phase, plan, point_of
+from torch import nn
+from torch.nn import functional as F
+
+import saltflat as sf
+from saltflat.data import UNIT, Examples
+from saltflat.errors import BudgetError
+from saltflat.privacy import accounting
+from saltflat.privacy.ledger import Budget, Ledger
+from saltflat.privacy.noise import SeededNoise
+
+FEW = plan(phase(steps=3, method=sf.SAT(0.1), optimizer=sf.SGD(lr=0.5)))
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return flat(point_of(model))
+
+
+class TestTheParts:
+    def test_equal_sources_equal_weights(self) -> None:
+        """The call, and the same parts put together by hand."""
+        first, second = network(), network()
+        fitted = sf.fit(
+            first,
+            CRITERION,
+            examples(),
+            method=sf.SAT(0.1),
+            epsilon=3.0,
+            delta=1e-3,
+            batch_size=6,
+            epochs=2,
+            clip_norm=0.5,
+            optimizer=sf.SGD(lr=0.5, momentum=0.9),
+            around=around(),
+        )
+        one = phase(steps=4, method=sf.SAT(0.1), clip_norm=0.5, optimizer=sf.SGD(lr=0.5, momentum=0.9))
+        by_hand = sf.calibrate(plan(one), epsilon=3.0, delta=1e-3)
+        contribution = sf.per_example(second, sf.supervised(CRITERION))
+        params = sf.train(by_hand, contribution, sf.TensorUnits(examples()), around())
+        assert fitted.plan == by_hand
+        assert torch.equal(flat(fitted.params), flat(params))
+        assert torch.equal(weights(first), weights(second))
+        assert fitted.model is first
+
+    def test_the_result_says_what_it_costs(self) -> None:
+        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
+        assert fitted.epsilon == accounting.epsilon(FEW.event(), 1e-3)
+        assert fitted.delta == 1e-3
+        for said in ("epsilon ", "delta 0.001", "unit: one example", "add or remove one unit", "Poisson"):
+            assert said in str(fitted) == repr(fitted)
+        assert "NOT PRIVATE" not in str(fitted)
+
+    def test_a_plan_is_scaled_to_an_epsilon(self) -> None:
+        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, epsilon=2.0, delta=1e-3)
+        assert 1.98 <= fitted.epsilon <= 2.0
+        assert 1.98 <= fitted.plan.epsilon(1e-3) <= 2.0
+
+    def test_sai_is_a_plan(self) -> None:
+        two = sf.sai(steps=(2, 3), rate=0.5, size=12, epsilon=2.0, delta=1e-3)
+        seen: list[int] = []
+        watch = lambda progress: seen.append(progress.phase)
+        fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, around=around(watch=watch))
+        assert seen == [0, 0, 1, 1, 1]
+        assert fitted.epsilon <= 2.0
+        assert "SAT: 2 steps" in str(fitted)
+        assert "DPSGD: 3 steps" in str(fitted)
+
+    def test_a_plan_that_results_may_change_has_a_statement_too(self) -> None:
+        two = sf.sai(
+            steps=(3, 3),
+            rate=0.5,
+            size=12,
+            epsilon=2.0,
+            delta=1e-3,
+            methods=(sf.Secant(sf.SAT(0.1), lr=0.1), sf.DPSGD()),
+            until=sf.Plateau(window=2, patience=1),
+        )
+        assert two.data_driven
+        fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, around=around())
+        assert fitted.epsilon <= 2.0
+
+    def test_seeded_noise_is_not_private_and_says_so(self) -> None:
+        seeded = around(noise=SeededNoise(1))
+        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=seeded)
+        assert fitted.epsilon == math.inf
+        assert str(fitted).startswith("NOT PRIVATE: seeded")
+
+    def test_a_ledger_is_charged(self, tmp_path: Path) -> None:
+        with Ledger.open(tmp_path / "l", dataset="twelve", budget=Budget(epsilon=99, delta=1e-3)) as ledger:
+            with ledger.run("one", block=1) as meter:
+                sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around(meter=meter))
+            assert ledger.history.steps() == {(0.5, 1.0): 3}
+
+    def test_past_the_budget_the_model_is_left_alone(self, tmp_path: Path) -> None:
+        model = network()
+        budget = Budget(epsilon=FEW.epsilon(1e-3) / 2, delta=1e-3)
+        with Ledger.open(tmp_path / "l", dataset="twelve", budget=budget) as ledger:
+            meter = ledger.run("one", block=1)
+            with pytest.raises(BudgetError):
+                sf.fit(model, CRITERION, examples(), plan=FEW, delta=1e-3, around=around(meter=meter))
+        assert all(torch.isfinite(p).all() for p in model.parameters())
+
+    def test_an_average_watches(self) -> None:
+        average = sf.Average(sf.EMA(0.9))
+        sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around(watch=average))
+        assert average.mean.keys() == point_of(network()).keys()
+
+    def test_views(self) -> None:
+        twice = sf.each_view(lambda batch: batch, 2)
+        same, once = network(), network()
+        sf.fit(
+            same, CRITERION, examples(), plan=FEW, delta=1e-3, around=around(), views=2, augment=twice
+        )  # two equal views are one
+        sf.fit(once, CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
+        torch.testing.assert_close(weights(same), weights(once))
+
+
+class TestWhatPeopleBring:
+    def test_every_form_of_the_same_data(self) -> None:
+        x, y = examples()
+        forms = [
+            (x, y),
+            torch.utils.data.TensorDataset(x, y),
+            list(zip(x, y, strict=True)),
+            sf.TensorUnits((x, y)),
+            Examples(x, y),
+        ]
+        found = []
+        for data in forms:
+            model = network()
+            sf.fit(model, CRITERION, data, plan=FEW, delta=1e-3, around=around())
+            found.append(weights(model))
+        assert all(torch.equal(found[0], other) for other in found[1:])
+
+    def test_bytes_of_images(self) -> None:
+        images = torch.randint(256, (12, 1, 2, 2), dtype=torch.uint8)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        data = Examples(images, torch.arange(12) % 3, UNIT)
+        assert sf.fit(model, CRITERION, data, plan=FEW, delta=1e-3).model is model
+
+    def test_one_tensor_without_targets(self) -> None:
+        x, _ = examples()
+        coder = nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 4)).double()
+        loss = lambda predict, batch: ((predict(batch) - batch) ** 2).mean(1)
+        before = weights(coder)
+        sf.fit(coder, loss, x, plan=FEW, delta=1e-3)
+        assert not torch.equal(before, weights(coder))
+
+    @pytest.mark.parametrize("bring", [dict, Items])
+    def test_models_called_by_keywords(self, bring) -> None:
+        """As Hugging Face models are; from a dictionary of tensors and from a dataset of dictionaries."""
+        model = Tagger()
+        keys, before = list(model.state_dict()), weights(model)
+        sf.fit(model, tagging, bring(sentences()), plan=FEW, delta=1e-3, around=around())
+        assert list(model.state_dict()) == keys
+        assert not torch.equal(before, weights(model))
+
+    def test_both_forms_of_dictionaries_agree(self) -> None:
+        found = []
+        for data in (sentences(), Items(sentences())):
+            model = Tagger()
+            sf.fit(model, tagging, data, plan=FEW, delta=1e-3, around=around())
+            found.append(weights(model))
+        assert torch.equal(*found)
+
+    def test_several_losses(self) -> None:
+        class Heads(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                torch.manual_seed(0)
+                self.body, self.kind, self.size = nn.Linear(4, 5), nn.Linear(5, 3), nn.Linear(5, 1)
+                self.double()
+
+            def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                inner = torch.tanh(self.body(x))
+                return self.kind(inner), self.size(inner).squeeze(1)
+
+        def both(predict, batch) -> torch.Tensor:
+            kind, size = predict(batch["x"])
+            return F.cross_entropy(kind, batch["y"], reduction="none") + (size - batch["x"][:, 0]) ** 2
+
+        x, y = examples()
+        model, before = Heads(), weights(Heads())
+        sf.fit(model, both, {"x": x, "y": y}, plan=FEW, delta=1e-3)
+        assert all(not torch.equal(a, b) for a, b in zip(point_of(model).values(), before, strict=False))
+
+    def test_frozen_parameters_stay(self) -> None:
+        model = network()
+        model[0].requires_grad_(False)
+        frozen = model[0].weight.clone()
+        fitted = sf.fit(model, CRITERION, examples(), plan=FEW, delta=1e-3)
+        assert torch.equal(model[0].weight, frozen)
+        assert not any(name.startswith("0.") for name in fitted.params)
+        assert not torch.equal(weights(model), weights(network())[-weights(model).numel() :])
+
+    def test_batches_go_to_the_models_device(self) -> None:
+        from saltflat.core.sampling import OnDevice
+        from saltflat.front.given import given
+
+        private = given(network(), CRITERION, examples())
+        assert isinstance(private.units, OnDevice)
+        assert private.units.device == torch.device("cpu")
+        away = OnDevice(sf.TensorUnits(sentences()), torch.device("meta")).take(np.arange(3))
+        assert {leaf.device.type for leaf in away.values()} == {"meta"}
+
+    def test_a_criterion_of_your_own_module(self) -> None:
+        class Own(nn.Module):
+            def forward(self, out: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+                return F.cross_entropy(out, target, reduction="none")
+
+        first, second = network(), network()
+        sf.fit(first, Own(), examples(), plan=FEW, delta=1e-3, around=around())
+        sf.fit(second, CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
+        assert torch.equal(weights(first), weights(second))
+
+
+def test_nothing_private_is_read_before_the_noise_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    from saltflat.front import given
+
+    real = given.calibrate
+    monkeypatch.setattr(given, "calibrate", lambda *a, **k: order.append("calibrated") or real(*a, **k))
+
+    class Watched(sf.TensorUnits):
+        def take(self, indices):
+            order.append("read")
+            return super().take(indices)
+
+    sf.fit(
+        network(),
+        CRITERION,
+        Watched(examples()),
+        epsilon=3.0,
+        delta=1e-3,
+        batch_size=6,
+        epochs=1,
+        clip_norm=1,
+    )
+    assert order[0] == "calibrated"
+    assert "read" in order
