@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,10 +114,13 @@ class TestTheParts:
                 sf.fit(model, CRITERION, examples(), plan=FEW, delta=1e-3, around=around(meter=meter))
         assert all(torch.isfinite(p).all() for p in model.parameters())
 
-    def test_an_average_watches(self) -> None:
-        average = sf.Average(sf.EMA(0.9))
-        sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around(watch=average))
-        assert average.mean.keys() == point_of(network()).keys()
+    def test_the_model_ends_with_the_running_mean_if_the_plan_has_one(self) -> None:
+        seen: list[Any] = []
+        model = network()
+        mean = replace(FEW, ema=sf.EMA(0.9))
+        sf.fit(model, CRITERION, examples(), plan=mean, delta=1e-3, around=around(watch=seen.append))
+        torch.testing.assert_close(flat(point_of(model)), flat(seen[-1].ending))
+        assert not torch.equal(flat(seen[-1].ending), flat(seen[-1].params))
 
     def test_views(self) -> None:
         twice = sf.each_view(lambda batch: batch, 2)

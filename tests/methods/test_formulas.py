@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from saltflat import (
     DPLIS,
     DPSGD,
-    EMA,
     SAM,
     SAT,
     SGD,
@@ -33,7 +32,7 @@ from saltflat import (
 )
 from saltflat.clipping.standardised import standardised
 from saltflat.core.sampling import poisson
-from saltflat.core.tree import Released, norm
+from saltflat.core.tree import Released
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.privacy.noise import SecureNoise
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from saltflat.core.check import check_step
+from saltflat.core.check import check_answer, check_moved, check_stamps, check_step
 from saltflat.core.contribution import Loss
 from saltflat.core.mechanism import Clip
 from saltflat.core.plan import Method, Phase, Plan
@@ -114,7 +114,12 @@ class PrivateLoop:
         (state,) = self._state or (phase.method.init(params),)
         direction, state = phase.method.step(ask, params, state)
         self._state = (state,)
+        before = params
         params, _ = phase.optimizer.step(params, direction, None)
+        if self.done == 1 and phase.noise_multiplier > 0:  # as train does: every parameter noised and moved
+            for heard in ask.heard:
+                check_answer(heard.answer, before)
+            check_moved(before, params)
         self._over = phase.until is not None and phase.until(state)
         self._around.watch(Progress(self.done, self._phase, params, params))
 
@@ -229,6 +234,7 @@ def make_private(
     (10, True)
     """
     around = around or Surroundings()
+    check_stamps(around.noise, around.meter)
     settings = Settings(
         epsilon=epsilon,
         delta=delta,
