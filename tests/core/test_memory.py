@@ -18,19 +18,21 @@ from saltflat import models, per_example, supervised
 from saltflat.core.train import trainable
 
 STEPS = """
-import resource, sys, torch
+import resource, statistics, sys, torch
 from saltflat.core.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for step in range(6):
+counts = []
+for step in range(21):
     before = faults()
     torch.zeros(12_000_000).add_(1)
-print(faults() - before)
+    counts.append(faults() - before)
+print(int(statistics.median(counts)))  # a small piece may settle behind a large one, which then moves once
 """
 
 
-def faults_of_a_late_step(what: str) -> int:
+def faults_of_a_step(what: str) -> int:
     done = subprocess.run(
         [sys.executable, "-c", STEPS, what],
         capture_output=True,
@@ -42,8 +44,8 @@ def faults_of_a_late_step(what: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
-def test_a_late_step_takes_no_new_pages() -> None:
-    assert faults_of_a_late_step("keep") < 100 < faults_of_a_late_step("leave")
+def test_most_steps_take_no_new_pages() -> None:
+    assert faults_of_a_step("keep") < 100 < faults_of_a_step("leave")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has mallopt")
