@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -12,3 +13,7 @@ settings.register_profile(
     "house", deadline=None, derandomize=True, max_examples=25, suppress_health_check=list(HealthCheck)
 )
 settings.load_profile("house")
+
+# A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; here it is under test.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
