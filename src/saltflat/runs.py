@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -19,7 +19,7 @@ from saltflat.core.train import Progress, Surroundings, train
 from saltflat.data import Examples, Split
 from saltflat.errors import DataError, SettingError
 from saltflat.privacy import accounting
-from saltflat.privacy.events import compose
+from saltflat.privacy.events import compose, phase_event
 from saltflat.privacy.ledger import Budget, Ledger, Run
 from saltflat.privacy.statement import Declared, Statement, state
 from saltflat.recipes import Recipe, read
@@ -35,7 +35,7 @@ class Reading:
     step: int
     epoch: float
     phase: int
-    epsilon: float  # spent so far, by the plan
+    epsilon: float  # on record for this run so far: steps that ran again after a crash count again
     accuracy: float  # of the weights that the run would end with, on the public test examples
     seconds: float  # since the reading before
     examples_per_second: float  # expected ones: how many were drawn stays private
@@ -103,7 +103,7 @@ class Outcome:
 
     accuracy: float
     statement: Statement
-    on_record: float  # epsilon in the ledger at the statement's delta: steps that ran again, and other runs, included
+    on_record: float  # epsilon in the ledger at the statement's delta: other runs on this data included
 
 
 def execute(
@@ -125,16 +125,16 @@ def execute(
     model = network_of(recipe).to(device)
     _check_fits(model, split, recipe)
     units, test = split.train.to(device), split.test.to(device)
-    readings = _Readings(recipe, plan, test, network_of(recipe).to(device))
-
-    def after(progress: Progress) -> None:
-        watch(progress)
-        reading = readings.after(progress)
-        if reading is not None:
-            folder.note(reading)
-            told(reading)
-
     with _charged(recipe, folder, ledger) as (book, run):
+        readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
+
+        def after(progress: Progress) -> None:
+            watch(progress)
+            reading = readings.after(progress)
+            if reading is not None:
+                folder.note(reading)
+                told(reading)
+
         around = Surroundings(
             physical=recipe.physical,
             meter=run,
@@ -142,8 +142,8 @@ def execute(
             watch=after,
         )
         train(plan, loss_of(recipe, model), units, around)
-        on_record = book.epsilon(recipe.delta)
-    statement = state(plan.event(), Declared(delta=recipe.delta, size=plan.size))
+        event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
+    statement = state(event, Declared(delta=recipe.delta, size=plan.size))
     folder.finish(model, statement)
     return Outcome(accuracy(model, test, recipe.physical), statement, on_record)
 
@@ -156,6 +156,7 @@ class _Readings:
     plan: Plan
     test: Examples
     probe: nn.Module  # a second network, so that the one in training is left alone
+    run: Run
     at: int | None = None
     when: float = 0.0
 
@@ -171,7 +172,7 @@ class _Readings:
             step=progress.step,
             epoch=progress.step * self.plan.rate,
             phase=progress.phase,
-            epsilon=spent(self.plan, progress.step, self.recipe.delta),
+            epsilon=spent(self.run, self.recipe.delta),
             accuracy=accuracy(_with(progress.ending, self.probe), self.test, self.recipe.physical),
             seconds=seconds,
             examples_per_second=self.plan.expected_units * taken / seconds if taken else 0.0,
@@ -191,14 +192,9 @@ def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tu
         yield book, run
 
 
-def spent(plan: Plan, steps: int, delta: float) -> float:
-    """Epsilon after so many steps of the plan."""
-    events, left = [], steps
-    for phase in plan.phases:
-        taken = min(left, phase.steps)
-        left -= taken
-        if taken:
-            events.append(replace(phase, steps=taken).event(plan.rate))
+def spent(run: Run, delta: float) -> float:
+    """Epsilon of all that is on record for a run."""
+    events = [phase_event(*cost, steps) for cost, steps in run.charged().items()]
     return accounting.epsilon(compose(*events), delta) if events else 0.0
 
 

@@ -93,6 +93,9 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(number: signal.Signa
     spent = ledger.read(out / "ledger.jsonl")
     assert sum(spent.steps().values()) >= 43
     assert spent.epsilon(1e-5) <= 3.0
+    stated = json.loads((out / "statement.json").read_text())["epsilon"]
+    assert stated >= 0.9999 * spent.epsilon(1e-5)  # what ran again is in the statement, and in the metrics
+    assert metrics(out)[-1]["epsilon"] >= 0.9999 * spent.epsilon(1e-5)
     once_more = saltflat("train", "--resume", "--out", str(out), "--threads", "1")
     assert once_more.returncode == 0
     assert ledger.read(out / "ledger.jsonl").epsilon(1e-5) == spent.epsilon(1e-5)

@@ -18,8 +18,10 @@ from torch.nn import functional as F
 
 import saltflat as sf
 from saltflat.data import UNIT, Examples
-from saltflat.errors import BudgetError
+from saltflat.errors import BudgetError, SettingError
 from saltflat.privacy import accounting
+from saltflat.privacy.events import compose
+from saltflat.privacy.events import phase_event as accounting_event
 from saltflat.privacy.ledger import Budget, Ledger
 from saltflat.privacy.noise import SeededNoise
 
@@ -255,3 +257,48 @@ def test_nothing_private_is_read_before_the_noise_is_known(monkeypatch: pytest.M
     )
     assert order[0] == "calibrated"
     assert "read" in order
+
+
+class TestGoingOn:
+    """A run with checkpoints, broken off after a step that no checkpoint holds."""
+
+    PLAN = plan(phase(steps=6, method=sf.SAT(0.1), optimizer=sf.SGD(lr=0.5)))
+
+    def call(self, folder: Path, watch: Any = lambda progress: None) -> tuple[sf.Fitted, dict]:
+        with Ledger.open(folder / "ledger", dataset="people") as book, book.run("one", block=1) as run:
+            kept = sf.Checkpoints(folder / "kept", every=2)
+            surroundings = around(meter=run, checkpoints=kept, watch=watch)
+            fitted = sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, around=surroundings)
+            return fitted, run.charged()
+
+    def break_off(self, progress: Any) -> None:
+        if progress.step == 3:
+            raise KeyError
+
+    def test_the_statement_counts_the_steps_that_ran_again(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyError):
+            self.call(tmp_path, self.break_off)
+        fitted, charged = self.call(tmp_path)
+        assert sum(charged.values()) == 7  # the third step twice
+        ((rate, noise),) = charged
+        on_record = accounting.epsilon(accounting_event(rate, noise, 7), 1e-3)
+        assert fitted.epsilon == pytest.approx(on_record)
+        assert fitted.epsilon > 1.01 * self.PLAN.epsilon(1e-3)
+
+    def test_an_undisturbed_run_costs_its_plan(self, tmp_path: Path) -> None:
+        fitted, _ = self.call(tmp_path)
+        assert fitted.epsilon == pytest.approx(self.PLAN.epsilon(1e-3))
+
+    def test_checkpoints_need_a_record(self, tmp_path: Path) -> None:
+        kept = around(checkpoints=sf.Checkpoints(tmp_path))
+        with pytest.raises(SettingError, match="give a ledger's run as the meter"):
+            sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, around=kept)
+
+
+def test_steps_on_record_beyond_the_plan_are_added_to_it() -> None:
+    """Two phases of equal noise are one cost; less than planned does not lower anything."""
+    two = plan(phase(steps=2, noise_multiplier=1.5), phase(steps=3, noise_multiplier=1.5))
+    assert accounting.epsilon(two.event_on_record({(two.rate, 1.5): 4}), 1e-3) == two.epsilon(1e-3)
+    more = two.event_on_record({(two.rate, 1.5): 6, (two.rate, 2.0): 1})
+    by_hand = compose(accounting_event(two.rate, 1.5, 6), accounting_event(two.rate, 2.0, 1))
+    assert accounting.epsilon(more, 1e-3) == pytest.approx(accounting.epsilon(by_hand, 1e-3))

@@ -256,7 +256,7 @@ def _report(outcome: Outcome, folder: Folder, console: Console) -> None:
     console.print(f"test accuracy {outcome.accuracy:.2%}; kept in {folder.path}", highlight=False)
     console.print(outcome.statement.as_text(), highlight=False)
     console.print(
-        f"On record in the ledger: epsilon {outcome.on_record:.3f} at delta {outcome.statement.delta:g}, steps "
-        "that ran again after a crash included.",
+        f"On record in the ledger: epsilon {outcome.on_record:.3f} at delta {outcome.statement.delta:g}, all "
+        "runs in it together.",
         highlight=False,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -80,13 +80,15 @@ class Phase:
         fresh = getattr(self.method, "fresh_noise", None)
         return (noise,) if fresh is None else (noise, noise * fresh)
 
+    def noises(self) -> Counter[float]:
+        """How many samples of its steps are answered with which noise multiplier."""
+        if callable(self.noise_schedule):
+            return Counter(noise for step in range(self.steps) for noise in self.noise_at(step))
+        return Counter({noise: k * self.steps for noise, k in Counter(self.noise_at(0)).items()})
+
     def event(self, rate: float) -> DpEvent:
         """The cost of all its steps."""
-        if callable(self.noise_schedule):
-            counts = Counter(noise for step in range(self.steps) for noise in self.noise_at(step))
-        else:
-            counts = Counter({n: k * self.steps for n, k in Counter(self.noise_at(0)).items()})
-        events = [phase_event(rate, noise, count) for noise, count in counts.items()]
+        events = [phase_event(rate, noise, count) for noise, count in self.noises().items()]
         return events[0] if len(events) == 1 else compose(*events)
 
 
@@ -153,6 +155,18 @@ class Plan:
         """
         planned = compose(*(phase.event(self.rate) for phase in self.phases))
         return ChosenDpEvent(planned) if self.data_driven else planned
+
+    def event_on_record(self, charged: Mapping[tuple[float, float], int]) -> DpEvent:
+        """The plan's cost, and that of every step on record beyond it: steps that ran again after a crash.
+
+        ``charged`` counts steps by (rate, noise multiplier), as a ledger does.
+
+        *Guarantee*: at least the cost of what is planned, and at least the cost of what was charged.
+        """
+        again = Counter(charged)
+        for phase in self.phases:
+            again.subtract({(self.rate, noise): count for noise, count in phase.noises().items()})
+        return compose(self.event(), *(phase_event(*cost, n) for cost, n in (+again).items()))
 
     def filter(self, delta: float) -> RdpFilter:
         """A meter that refuses the step that would pass the plan's own epsilon, at an order fixed now.

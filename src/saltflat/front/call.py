@@ -93,6 +93,8 @@ def fit(
     *Guarantee*: the weights, and every weight on the way, cost at most ``epsilon`` at ``delta`` for one example, added
     or removed, under Poisson sampling. The noise is calibrated and the statement worked out before an example is
     looked at; the number of examples is taken as public. Inputs must not be scaled by statistics of the data.
+    Steps that run again after a crash cost more than that. So checkpoints need a ledger's run as the meter, of the
+    same name each time, and the statement then counts every step on record under this name.
 
     >>> import torch, saltflat as sf
     >>> x, y = torch.randn(300, 5), torch.randint(2, (300,))
@@ -118,4 +120,6 @@ def fit(
     plan = settings.planned(private.count)
     statement = stated(plan, delta, private.contribution.unit, around)
     params = train(plan, private.contribution, private.units, around)
+    if around.checkpoints is not None:
+        statement = stated(plan, delta, private.contribution.unit, around)  # with what ran again
     return Fitted(model=model, params=params, plan=plan, statement=statement)

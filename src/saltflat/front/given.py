@@ -20,6 +20,7 @@ from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, U
 from saltflat.core.train import Surroundings, trainable
 from saltflat.errors import AccountingError, DataError, ModelError, SettingError
 from saltflat.methods import SAT
+from saltflat.privacy.ledger import Run
 from saltflat.privacy.limits import checked_delta, checked_epsilon
 from saltflat.privacy.statement import Declared, Statement, state
 
@@ -134,9 +135,19 @@ def given(
 
 
 def stated(plan: Plan, delta: float, unit: str, around: Surroundings) -> Statement:
-    """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run."""
+    """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run.
+
+    Where a run is kept, it may go on after a crash, and then costs more than its plan: the ledger knows.
+    """
     declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not around.noise.private)
-    return state(plan.event(), declared)
+    if around.checkpoints is None or declared.seeded:
+        return state(plan.event(), declared)
+    if not isinstance(around.meter, Run):
+        raise SettingError(
+            "with checkpoints, steps that run again after a crash are charged again: give a ledger's run as the "
+            "meter, so that the statement can count them"
+        )
+    return state(plan.event_on_record(around.meter.charged()), declared)
 
 
 def loss_of(loss: nn.Module | Loss) -> Loss:

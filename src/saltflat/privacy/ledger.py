@@ -14,6 +14,7 @@ import json
 import math
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,6 +153,14 @@ class History:
                 cost = (entry.body["rate"], entry.body["noise_multiplier"])
                 total[cost] = total.get(cost, 0) + settled.get(entry.number, entry.body["steps"])
         return {cost: steps for cost, steps in total.items() if steps}
+
+    def named(self, name: str) -> dict[Cost, int]:
+        """Steps charged to all runs of this name: a run that went on after a crash is several of them."""
+        total: Counter[Cost] = Counter()
+        for entry in self.entries:
+            if entry.kind == "run" and entry.body["name"] == name:
+                total.update(self.steps(run=entry.number))
+        return dict(total)
 
     def epsilon(self, delta: float, run: int | None = None) -> float:
         """An upper bound on what all runs together have spent, at ``delta``.
@@ -421,6 +430,12 @@ class Run:
         steps = checked_count("steps", steps)
         with self._ledger._lock:
             self._ledger._reserve(self._number, cost, steps=steps, least=steps)
+
+    def charged(self) -> dict[Cost, int]:
+        """Steps on record under this run's name, what it reserved and has not begun given back first."""
+        self.close()
+        history = self._ledger.history
+        return history.named(history.entries[self._number].body["name"])
 
     def close(self) -> None:
         """Give back the reserved steps that never began; sound, as this process knows which ones did."""
