@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -32,6 +33,7 @@ from saltflat import (
     AntiNoise,
     Antithetic,
     Automatic,
+    Checkpoints,
     Cosine,
     Gap,
     Linear,
@@ -51,7 +53,7 @@ from saltflat import (
     train,
 )
 from saltflat.core import ask as door
-from saltflat.core import contribution, mechanism
+from saltflat.core import contribution, mechanism, resume
 from saltflat.core import train as loop
 from saltflat.core.mechanism import Bounded
 from saltflat.core.tree import norm, zeros_like
@@ -273,6 +275,7 @@ def run(
     noise: Any = None,
     physical: int = 5,
     meter: Any = None,
+    kept: Checkpoints | None = None,
 ) -> Tree:
     tape = tape or Tape()
     around = Surroundings(
@@ -280,6 +283,7 @@ def run(
         sampling=np.random.default_rng(3),
         physical=physical,
         meter=meter or tape,
+        checkpoints=kept,
         watch=tape.watch,
     )
     unit = per_example(
@@ -372,6 +376,31 @@ def check_state(row: Row) -> None:
         assert torch.equal(last_weights(row, changes), last_weights(row, changes, stored=True))
 
 
+def check_resume(row: Row) -> None:
+    """Broken off after each step and resumed from its checkpoint by new objects, a run ends where it would have."""
+    noise = FixedNoise(3)
+    with TemporaryDirectory() as folder:
+        kept = Checkpoints(folder, every=1)
+        for _ in range(1, plan_of(row.phases).steps):
+            with pytest.raises(BrokenOff):
+                run(copy.deepcopy(row.phases), views=row.views, noise=noise, kept=kept, tape=OneStep())
+        ended = run(copy.deepcopy(row.phases), views=row.views, noise=noise, kept=kept)
+    assert torch.equal(flat(ended), flat(run(row.phases, views=row.views)))
+
+
+class BrokenOff(Exception):
+    """As by a crash."""
+
+
+class OneStep(Tape):
+    """Breaks a run off when its second step is about to begin."""
+
+    def step(self, rate: float, noise_multiplier: float) -> None:
+        if self.steps == 1:
+            raise BrokenOff
+        super().step(rate, noise_multiplier)
+
+
 def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> torch.Tensor:
     """With ``stored`` as if every step were another process: nothing but the state survives."""
     the_plan, through = plan_of((changes,)), stored_copy if stored else (lambda state: state)
@@ -414,6 +443,7 @@ CHECKS = {
     "zero": check_zero,
     "seeded": check_seeded,
     "state": check_state,
+    "resume": check_resume,
 }
 
 
@@ -542,6 +572,12 @@ class TestMutants:
                 return self.last, None
 
         caught(check_state, one({}, method=Forgetful()))
+
+    def test_a_checkpoint_without_the_methods_state(self) -> None:
+        whole = resume.unpack
+        forgets = lambda owner, *kept: owner.init(kept[-1]) if isinstance(owner, SAT) else whole(owner, *kept)
+        with patch.object(resume, "unpack", forgets):
+            caught(check_resume, "DP-SAT")
 
     def test_state_that_cannot_be_stored(self) -> None:
         @dataclass(frozen=True)

@@ -60,20 +60,21 @@ def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda s: s.name)
-def test_a_stopped_run_ends_at_the_same_step_within_epsilon(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("number", "method"),
+    [
+        (signal.SIGINT, "dp-sat"),
+        (signal.SIGTERM, "dp-sat"),
+        (signal.SIGKILL, "dp-sat"),
+        (signal.SIGKILL, "sai"),  # in its first phase, whose steps cost many of the second
+    ],
+)
+def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
+    number: signal.Signals, method: str, tmp_path: Path
+) -> None:
     out = tmp_path / "one"
-    words = [
-        "train",
-        "--out",
-        str(out),
-        "--epochs",
-        "12",
-        "--batch-size",
-        "400",
-        "--threads",
-        "1",
-    ]  # 43 steps
+    length = ["--epochs", "12", "--batch-size", "400"]  # 43 steps
+    words = ["train", "--out", str(out), "--method", method, *length, "--threads", "1"]
     process = subprocess.Popen([sys.executable, "-m", "saltflat", *words], stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (out / "metrics.jsonl").exists():
@@ -150,3 +151,27 @@ def test_recipes_are_listed_and_printed(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(text)
     done = saltflat("train", str(tmp_path / "mine.toml"), "--epsilon", "2", "--dry-run")
     assert "at most 2" in done.stdout
+
+
+def test_tensorboard_has_every_reading(tmp_path: Path) -> None:
+    board = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    out = tmp_path / "one"
+    done = saltflat("train", "--out", str(out), "--tensorboard", *SHORT)
+    assert done.returncode == 0, done.stderr
+    events = board.EventAccumulator(str(out / "tensorboard")).Reload()
+    assert sorted(events.Tags()["scalars"]) == ["accuracy", "epsilon", "examples_per_second"]
+    seen = [(event.step, event.value) for event in events.Scalars("epsilon")]
+    assert seen == [(row["step"], pytest.approx(row["epsilon"])) for row in metrics(out)]
+
+
+def test_without_tensorboard_the_flag_says_what_to_install(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden" / "tensorboard"
+    hidden.mkdir(parents=True)
+    (hidden / "__init__.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(hidden.parent), os.environ.get("PYTHONPATH", "")])
+    done = saltflat(
+        "train", "--out", str(tmp_path / "x"), "--tensorboard", env={**os.environ, "PYTHONPATH": path}
+    )
+    assert done.returncode == 2
+    assert "saltflat[tensorboard]" in done.stderr
+    assert not (tmp_path / "x").exists()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +17,12 @@ from saltflat.recipes.recipe import Recipe, about, names, read
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, TaskID
+    from torch.utils.tensorboard import SummaryWriter
 
     from saltflat.core.plan import Plan
-    from saltflat.runs import Folder, Outcome
+    from saltflat.data import Split
+    from saltflat.runs import Folder, Outcome, Reading
 
 SETTINGS = dataclasses.fields(Recipe)
 
@@ -95,7 +100,7 @@ def train(
     from rich.console import Console
 
     from saltflat.recipes.build import plan_of
-    from saltflat.runs import Folder
+    from saltflat.runs import Folder, execute
 
     folder, console = Folder(out), Console()
     chosen = _chosen(recipe, changes, folder, resume=resume)
@@ -103,18 +108,15 @@ def train(
     _announce(chosen, plan, console)
     if dry_run:
         return
-    outcome = _run(
-        chosen,
-        plan,
-        folder,
-        console,
-        data_dir=data_dir,
-        resume=resume,
-        ledger=ledger,
-        device=device,
-        threads=threads,
-        tensorboard=tensorboard,
-    )
+    _check_machine(device, threads)
+    writer = _tensorboard(folder) if tensorboard else None
+    split = _loaded(chosen, plan, data_dir)
+    if not resume:
+        folder.begin(chosen)
+    with _shown(chosen.method, plan.steps, console, writer) as shown:
+        outcome = execute(
+            chosen, plan, split, folder, ledger=ledger, device=device, watch=shown.step, told=shown.reading
+        )
     _report(outcome, folder, console)
 
 
@@ -169,72 +171,8 @@ def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
     )
 
 
-def _run(
-    recipe: Recipe,
-    plan: Plan,
-    folder: Folder,
-    console: Console,
-    *,
-    data_dir: Path | None,
-    resume: bool,
-    ledger: Path | None,
-    device: str,
-    threads: int,
-    tensorboard: bool,
-) -> Outcome:
-    import torch
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from saltflat import data
-    from saltflat.runs import execute
-
-    _check_device(device)
-    if threads:
-        torch.set_num_threads(threads)
-    writer = _tensorboard(folder) if tensorboard else None
-    split = data.load(recipe.data, data_dir)
-    if split.train.count > plan.size:
-        raise SettingError(
-            f"{recipe.data} has more than the {plan.size} examples that were declared; set --size to a public bound"
-        )
-    if not resume:
-        folder.begin(recipe)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[last]}"),
-    )
-    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
-        task = bar.add_task(recipe.method, total=plan.steps, last="")
-
-        def told(reading: Any) -> None:
-            line = (
-                f"test {reading.accuracy:.2%}, epsilon {reading.epsilon:.3f}, "
-                f"{reading.examples_per_second:,.0f} examples/s"
-            )
-            bar.update(task, last=line)
-            if not sys.stdout.isatty():
-                console.print(f"step {reading.step} of {plan.steps}: {line}", highlight=False)
-            if writer is not None:
-                for name in ("accuracy", "epsilon", "examples_per_second"):
-                    writer.add_scalar(name, getattr(reading, name), reading.step)
-
-        return execute(
-            recipe,
-            plan,
-            split,
-            folder,
-            ledger=ledger,
-            device=device,
-            watch=lambda progress: bar.update(task, completed=progress.step),
-            told=told,
-        )
-
-
-def _check_device(device: str) -> None:
-    """Refuse a device that is not there, before anything is charged."""
+def _check_machine(device: str, threads: int) -> None:
+    """Refuse a device that is not there, before anything is charged; set the threads."""
     import torch
 
     try:
@@ -242,13 +180,73 @@ def _check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         first = str(error).strip().splitlines()[0]
         raise SettingError(f"--device {device} cannot be used here: {first}") from None
+    if threads:
+        torch.set_num_threads(threads)
 
 
-def _tensorboard(folder: Folder) -> Any:
+def _loaded(recipe: Recipe, plan: Plan, data_dir: Path | None) -> Split:
+    from saltflat import data
+
+    split = data.load(recipe.data, data_dir)
+    if split.train.count > plan.size:
+        raise SettingError(
+            f"{recipe.data} has more than the {plan.size} examples that were declared; set --size to a public bound"
+        )
+    return split
+
+
+@dataclasses.dataclass(frozen=True)
+class _Shown:
+    """What is seen of a run while it goes: a bar in a terminal, lines elsewhere, TensorBoard if asked for."""
+
+    steps: int
+    console: Console
+    bar: Progress
+    task: TaskID
+    writer: SummaryWriter | None
+
+    def step(self, progress: Any) -> None:
+        self.bar.update(self.task, completed=progress.step)
+
+    def reading(self, reading: Reading) -> None:
+        line = (
+            f"test {reading.accuracy:.2%}, epsilon {reading.epsilon:.3f}, "
+            f"{reading.examples_per_second:,.0f} examples/s"
+        )
+        self.bar.update(self.task, last=line)
+        if not sys.stdout.isatty():
+            self.console.print(f"step {reading.step} of {self.steps}: {line}", highlight=False)
+        if self.writer is not None:
+            for name in ("accuracy", "epsilon", "examples_per_second"):
+                self.writer.add_scalar(name, getattr(reading, name), reading.step)
+
+
+@contextmanager
+def _shown(method: str, steps: int, console: Console, writer: SummaryWriter | None) -> Iterator[_Shown]:
+    """The bar while the run goes; whatever ends it, TensorBoard's file is whole."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[last]}"),
+    )
+    with (
+        closing(writer) if writer is not None else nullcontext(),
+        Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar,
+    ):
+        yield _Shown(steps, console, bar, bar.add_task(method, total=steps, last=""), writer)
+
+
+def _tensorboard(folder: Folder) -> SummaryWriter:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise SettingError("--tensorboard needs the tensorboard package: pip install tensorboard") from None
+        raise SettingError(
+            "--tensorboard needs the tensorboard package: pip install 'saltflat[tensorboard]'"
+        ) from None
     return SummaryWriter(str(folder.path / "tensorboard"))
 
 

@@ -45,8 +45,8 @@ def loss_of(recipe: Recipe, model: nn.Module) -> PerExample:
 def plan_of(recipe: Recipe, size: int) -> Plan:
     """The recipe's plan on ``size`` declared examples, its noise calibrated to epsilon and delta.
 
-    *Guarantee*: the planned steps and ``spare`` more cost at most epsilon, so that steps which a crash wasted do
-    not shorten the run.
+    *Guarantee*: the planned steps and ``spare`` more of each phase cost at most epsilon, so that steps which a crash
+    wasted do not shorten the run, whichever phase they belonged to.
     """
     rate = recipe.batch_size / size
     if rate > 1:
@@ -55,7 +55,7 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
         )
     steps = max(1, round(recipe.epochs / rate))
     phases = _two_phases(recipe, steps, rate) if recipe.method == "sai" else (_phase(recipe, steps),)
-    generous = (*phases[:-1], replace(phases[-1], steps=phases[-1].steps + recipe.spare))
+    generous = tuple(replace(phase, steps=phase.steps + recipe.spare) for phase in phases)
     plan = Plan(phases=generous, rate=rate, size=size, ema=EMA(recipe.ema) if recipe.ema else None)
     budget = {"epsilon": recipe.epsilon, "delta": recipe.delta}
     if recipe.method == "sai":
@@ -63,7 +63,8 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
         plan = split_budget(plan, shares=shares, budget_split=recipe.budget_split, **budget)
     else:
         plan = calibrate(plan, **budget)
-    return replace(plan, phases=(*plan.phases[:-1], replace(plan.phases[-1], steps=phases[-1].steps)))
+    planned = (replace(noisy, steps=p.steps) for noisy, p in zip(plan.phases, phases, strict=True))
+    return replace(plan, phases=tuple(planned))
 
 
 def _two_phases(recipe: Recipe, steps: int, rate: float) -> tuple[Phase, Phase]:
