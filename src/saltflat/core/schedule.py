@@ -43,7 +43,30 @@ class Piecewise:
 
 
 @dataclass(frozen=True)
-class Linear:
+class _Ramp:
+    """From ``start`` to ``end`` over ``steps`` steps, in ``levels`` equal stairs if given."""
+
+    start: float
+    end: float
+    steps: int
+    levels: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or (self.levels is not None and self.levels < 2):
+            raise SettingError(
+                "a schedule runs over at least one step, in two levels or more; got "
+                f"steps={self.steps}, levels={self.levels}"
+            )
+
+    def progress(self, step: int) -> float:
+        """How far along, from 0 to 1."""
+        if self.levels is None:
+            return min(step / self.steps, 1.0)
+        return min(step * self.levels // self.steps, self.levels - 1) / (self.levels - 1)
+
+
+@dataclass(frozen=True)
+class Linear(_Ramp):
     """From ``start`` to ``end`` over ``steps`` steps in a straight line, in ``levels`` equal stairs if given.
 
     Accounting costs time for every distinct noise level, so noise should take few.
@@ -54,48 +77,18 @@ class Linear:
     [1.0, 1.0, 0.5, 0.5, 0.5]
     """
 
-    start: float
-    end: float
-    steps: int
-    levels: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self.steps, self.levels)
-
     def __call__(self, step: int) -> float:
-        return self.start + (self.end - self.start) * _progress(step, self.steps, self.levels)
+        return self.start + (self.end - self.start) * self.progress(step)
 
 
 @dataclass(frozen=True)
-class Cosine:
+class Cosine(_Ramp):
     """From ``start`` to ``end`` along half a cosine; ``levels`` as in `Linear`.
 
     >>> [round(Cosine(1.0, 0.0, steps=4)(t), 3) for t in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]
     """
 
-    start: float
-    end: float
-    steps: int
-    levels: int | None = None
-
-    def __post_init__(self) -> None:
-        _check(self.steps, self.levels)
-
     def __call__(self, step: int) -> float:
-        wave = (1 + math.cos(math.pi * _progress(step, self.steps, self.levels))) / 2
+        wave = (1 + math.cos(math.pi * self.progress(step))) / 2
         return self.end + (self.start - self.end) * wave
-
-
-def _progress(step: int, steps: int, levels: int | None) -> float:
-    """How far along, from 0 to 1."""
-    if levels is None:
-        return min(step / steps, 1.0)
-    return min(step * levels // steps, levels - 1) / (levels - 1)
-
-
-def _check(steps: int, levels: int | None) -> None:
-    if steps < 1 or (levels is not None and levels < 2):
-        raise SettingError(
-            f"a schedule runs over at least one step, in two levels or more; got steps={steps}, levels={levels}"
-        )
