@@ -196,11 +196,49 @@ class Written(nn.Module):
         return self.out(states.mean(1))
 
 
+class Folded(nn.Module):
+    """Positions folded into the first axis, and linear layers written as a sum and a product, as GPT-2 has them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(width, 6)), nn.Parameter(torch.randn(6))
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        z = self.layer(torch.tanh(z)).view(*x.shape[:-1], 6)
+        return self.out(torch.tanh(z).mean(1))
+
+
+class Typed(nn.Module):
+    """Token types that are the same for all, positions that are not, and a learned bias of attention: BERT and T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.types, self.places = nn.Embedding(WORDS, 8), nn.Embedding(2, 8), nn.Embedding(9, 8)
+        self.near = nn.Embedding(9, 2)
+        self.out = nn.Linear(8, WORDS)
+        self.register_buffer("type_of", torch.zeros(1, 9, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, time = x.shape
+        types = self.types(self.type_of[:, :time].expand(rows, time))
+        places = self.places(torch.arange(time).unsqueeze(0).repeat(rows, 1))
+        z = torch.tanh(self.words(x) + types + places).view(rows, time, 2, 4).transpose(1, 2)
+        apart = (torch.arange(time)[:, None] - torch.arange(time)).abs()
+        bias = self.near(apart).permute(2, 0, 1).unsqueeze(0)
+        z = F.scaled_dot_product_attention(z, z, z, attn_mask=bias)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
         lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *head(36)), (4, 3, 5)
     ),
+    "folded positions": Family(lambda: Folded(5), (4, 5)),
+    "wide folded positions": Family(lambda: Folded(64), (2, 64)),
+    "token types": Family(Typed, (7,), tokens=True),
     "wide linear positions": Family(lambda: nn.Sequential(nn.Linear(24, 24), nn.Tanh(), *head(48)), (2, 24)),
     "conv1d": Family(
         lambda: nn.Sequential(

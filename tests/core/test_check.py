@@ -154,7 +154,13 @@ def test_time_first_recurrent_models_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.linear(x.transpose(0, 1)).mean(0)
 
-    for time in (2, 3, 5):  # two and three are as long as the batches that are tried
+    for time in (
+        2,
+        3,
+        5,
+        6,
+        12,
+    ):  # two and three are as long as the batches that are tried, and divide the last
         x = torch.randn(6, time, 2, dtype=torch.float64)
         with pytest.raises(ModelError, match="first axis"):
             try_step(TimeFirst(), data=(x, torch.zeros(6, dtype=torch.long)))

@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from saltflat.clipping.tape import DERIVATIONS, Tape, rule, tensors_in
@@ -31,9 +32,9 @@ ELEMENTWISE = [
 ]
 
 
-@rule(*ELEMENTWISE)
+@rule(*ELEMENTWISE, F.scaled_dot_product_attention)
 def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """x + p, x * p, ...: the parameter is broadcast over the rows."""
+    """x + p, x * p, ..., attention with a learned bias: the parameter is broadcast over the rows."""
     axes = max(t.ndim for t in tensors_in((args, kwargs)))
     args, kwargs = _copied(tape, (args, kwargs), axes)
     return func(*args, **kwargs)

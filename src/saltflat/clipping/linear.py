@@ -9,15 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saltflat.clipping.parts import Part, Rows, outer
-from saltflat.clipping.tape import Tape, Weight, rule
+from saltflat.clipping.tape import DERIVATIONS, Tape, Weight, rule
 from saltflat.errors import ModelError
 
 
 @rule(F.linear)
 def linear(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y_t = W x_t + b, so g_W = sum_t y'_t x_t^T and g_b = sum_t y'_t, where y' is the gradient at y."""
+    """y_t = W x_t + b, so g_W = sum_t y'_t x_t^T and g_b = sum_t y'_t, where y' is the gradient at y.
+
+    Positions may be folded into the first axis, all of one row before those of the next, as ``x.view(-1, width)``
+    does; `check` finds out whether they are.
+    """
     w, b = tape.weight(weight), tape.weight(bias)
-    if tape.is_shared(x) or (x.ndim > 1 and x.shape[0] != tape.rows):
+    if tape.is_shared(x) or (x.ndim > 1 and x.shape[0] % tape.rows):
         return tape.by_vmap(func, x, weight, bias)
     return tape.watch(func(x, weight, bias), lambda grad: linear_parts(tape, x, grad, w, b))
 
@@ -34,7 +38,7 @@ def linear_parts(tape: Tape, x: Tensor, grad: Tensor, w: Weight | None, b: Weigh
 
 def bias_part(tape: Tape, b: Weight, grad: Tensor) -> Part:
     """The sum over positions of the gradient at the output; (rows, ..., width)."""
-    if grad.ndim == 2:  # one position: nothing to sum, nothing to copy
+    if grad.ndim == 2 and len(grad) == tape.rows:  # one position: nothing to sum, nothing to copy
         return tape.stack(b.name, grad)
     return tape.stack(b.name, grad.reshape(tape.rows, -1, grad.shape[-1]).sum(1, dtype=_wide(grad)))
 
@@ -45,6 +49,34 @@ def matmul(tape: Tape, func: Any, x: Tensor, y: Tensor) -> Tensor:
     if tape.weight(y) is not None and y.ndim == 2 and not tape.is_shared(x) and x.ndim > 1:
         return tape.again(F.linear, x, tape.again(Tensor.t, y))
     return tape.by_vmap(func, x, y)
+
+
+@rule(torch.addmm, Tensor.addmm)
+def addmm(tape: Tape, func: Any, b: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
+    """b + x @ M, a linear layer as some language models write it."""
+    plain = (
+        not kwargs
+        and tape.weight(y) is not None
+        and not tape.is_shared(x)
+        and tape.is_shared(b)
+        and b.ndim == 1
+    )
+    if plain:
+        return tape.again(F.linear, x, tape.again(Tensor.t, y), b)
+    return tape.by_vmap(func, b, x, y, **kwargs)
+
+
+@rule(F.embedding, table=DERIVATIONS)
+def constant_embedding(
+    tape: Tape, func: Any, rows: Tensor, weight: Tensor, *others: Any, **named: Any
+) -> Tensor:
+    """W[row_t] at constants, such as token types that are 0 everywhere: looked up once if all rows ask the same."""
+    if rows.ndim > 1 and rows.shape[0] == tape.rows > 1 and bool((rows == rows[:1]).all()):
+        first = tape.again(Tensor.__getitem__, rows, slice(0, 1))
+        once = tape.again(func, first, weight, *others, **named)
+        return tape.again(Tensor.expand, once, tape.rows, *once.shape[1:])
+    with torch.enable_grad():
+        return tape.share(func(rows, tape.traced(weight), *others, **named))
 
 
 @rule(F.embedding)
