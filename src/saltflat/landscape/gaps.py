@@ -1,0 +1,84 @@
+"""How much the loss rises at a distance: uphill, on the average, and under the noise of private steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from saltflat.core.tree import Tree, add, climb, map_tree, mul, norm, times
+from saltflat.errors import SettingError
+from saltflat.landscape.draws import gaussian, source
+from saltflat.landscape.objective import Objective
+
+
+def sam_gap(objective: Objective, params: Tree, *, radius: float = 0.05) -> float:
+    """L(w + radius g / ||g||) - L(w),   g = dL(w).
+
+    Foret et al., "Sharpness-Aware Minimization for Efficiently Improving Generalization", ICLR 2021.
+    """
+    here, gradient = objective.gradient(params)
+    return objective.value(climb(params, gradient, _positive("radius", radius))) - here
+
+
+def adaptive_gap(objective: Objective, params: Tree, *, radius: float = 0.5) -> float:
+    """L(w + radius |w|^2 g / || |w| g ||) - L(w): each weight moves in proportion to its own size.
+
+    Scaling one layer up and the next one down, which leaves a ReLU network's function alone, leaves this alone.
+    Kwon et al., "ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning", ICML 2021.
+    """
+    here, gradient = objective.gradient(params)
+    own = map_tree(lambda leaf: leaf.abs(), params)
+    scaled = times(own, gradient)
+    length = float(norm(scaled)) + 1e-16
+    return objective.value(add(params, times(own, scaled), scale=_positive("radius", radius) / length)) - here
+
+
+def m_sharpness(objective: Objective, params: Tree, *, radius: float = 0.05) -> float:
+    """The mean of `sam_gap` over the objective's batches, each with its own climb; m is their size."""
+    alone = [replace(objective, batches=[batch]) for batch in objective.batches]
+    return sum(sam_gap(one, params, radius=radius) for one in alone) / len(alone)
+
+
+def average_gap(objective: Objective, params: Tree, *, radius: float, draws: int = 5, seed: int = 0) -> float:
+    """E[L(w + radius u)] - L(w),   u uniform on the unit sphere."""
+    drawn = source(seed, 4)
+    points = (climb(params, gaussian(params, drawn), _positive("radius", radius)) for _ in range(draws))
+    return _mean_rise(objective, params, list(points))
+
+
+def noise_tolerance(
+    objective: Objective,
+    params: Tree,
+    *,
+    std: float,
+    steps: Sequence[int] = (1, 10, 100, 1000),
+    draws: int = 5,
+    seed: int = 0,
+) -> list[tuple[int, float]]:
+    """(t, E[L(w + sqrt(t) std xi)] - L(w)),   xi ~ N(0, I): the rise under the noise of t private steps.
+
+    ``std`` = lr sigma C / expected units is what one step of SGD leaves on each weight; t steps add up to sqrt(t) of
+    it. The same xi serve every t.
+    """
+    if not (math.isfinite(std) and std >= 0) or any(t < 1 for t in steps):
+        raise SettingError(f"std must be 0 or more and steps at least 1; got {std} and {list(steps)}")
+    rises = []
+    for t in steps:
+        drawn = source(seed, 5)
+        points = [add(params, mul(gaussian(params, drawn), math.sqrt(t) * std)) for _ in range(draws)]
+        rises.append((int(t), _mean_rise(objective, params, points)))
+    return rises
+
+
+def _mean_rise(objective: Objective, params: Tree, points: Sequence[Tree]) -> float:
+    if not points:
+        raise SettingError("draws must be at least 1")
+    here = objective.value(params)
+    return sum(objective.value(point) for point in points) / len(points) - here
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise SettingError(f"{name} must be above 0, and finite; got {value}")
+    return value
