@@ -8,7 +8,7 @@ import shapes
 import torch
 from torch import Tensor, nn
 
-from saltflat.errors import SettingError
+from saltflat.errors import ModelError, SettingError
 from saltflat.landscape import (
     PUBLIC,
     Differences,

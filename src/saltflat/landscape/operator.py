@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from saltflat.core.tree import Tree, add, size, sub
-from saltflat.errors import SettingError
+from saltflat.errors import ModelError, SettingError
 from saltflat.landscape.flat import flatten, unflatten
 from saltflat.landscape.objective import Batch, Objective, gradient_of, leaves_of
 
@@ -120,6 +120,8 @@ class Hessian:
         with saved_tensors_hooks(weigh, lambda tensor: tensor):
             losses = self._objective.losses(leaves, batch)
             graph = leaves, gradient_of(losses.sum(), leaves, graph=True), len(losses)
+        if number == 0:
+            _check_differentiable(graph[1])
         if held <= self._room:
             self._room -= held
             self._kept[number] = graph
@@ -151,11 +153,26 @@ def hessian(objective: Objective, params: Tree) -> Hessian | Differences:
     exact = Hessian(objective, params)
     try:
         exact @ torch.zeros(exact.shape[0], dtype=exact.dtype, device=exact.device)
+    except ModelError:
+        return Differences(objective, params)
     except (RuntimeError, NotImplementedError) as error:
         if not re.search("derivative|differentiate twice|double backward", str(error), flags=re.I):
             raise
         return Differences(objective, params)
     return exact
+
+
+def _check_differentiable(gradient: Tree) -> None:
+    """Refuse a gradient with a layer of which torch would silently take the second derivative for 0."""
+    seen: set[Any] = set()
+    ahead = [leaf.grad_fn for leaf in gradient.values() if leaf.grad_fn is not None]
+    while ahead:
+        node = ahead.pop()
+        if node.name().split("::")[-1] in ("Error", "NotImplemented"):
+            raise ModelError("a layer of this model can be differentiated only once; use Differences")
+        fresh = {after for after, _ in node.next_functions if after is not None} - seen
+        seen |= fresh
+        ahead += fresh
 
 
 def _pulled(leaves: Tree, gradient: Tree, direction: Tree, *, keep: bool) -> Tensor:
