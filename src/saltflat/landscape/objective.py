@@ -126,19 +126,27 @@ def of_model(
     """
     declared(access, "the loss of a model")
     frozen = copy.deepcopy(model).eval().to(dtype)
-    ready = [(x.to(dtype) if x.is_floating_point() else x, y) for x, y in batches]
+    ready = [(_laid_out(x.to(dtype)) if x.is_floating_point() else x, y) for x, y in batches]
+
+    def outputs(params: Tree, batch: Batch) -> Tensor:
+        return functional_call(frozen, map_tree(_laid_out, params), (batch[0],))
 
     def judged(params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        outputs = functional_call(frozen, params, (batch[0],))
-        return criterion(outputs, batch[1]), outputs.detach().argmax(1) == batch[1]
+        found = outputs(params, batch)
+        return criterion(found, batch[1]), found.detach().argmax(1) == batch[1]
 
     objective = Objective(
-        losses=lambda params, batch: criterion(functional_call(frozen, params, (batch[0],)), batch[1]),
+        losses=lambda params, batch: criterion(outputs(params, batch), batch[1]),
         batches=ready,
         access=access,
         judged=judged,
     )
     return objective, {name: p.detach() for name, p in frozen.named_parameters() if p.requires_grad}
+
+
+def _laid_out(leaf: Tensor) -> Tensor:
+    """Images and kernels with their channels last, as pooling on a CPU is several times faster on them."""
+    return leaf.contiguous(memory_format=torch.channels_last) if leaf.ndim == 4 else leaf
 
 
 def smoothed(objective: Objective, like: Tree, *, std: float, copies: int = 10, seed: int = 0) -> Objective:
