@@ -96,6 +96,16 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint | None:
     return None
 
 
+def numbered(folder: str | os.PathLike[str], number: int) -> Checkpoint:
+    """One of the checkpoints in a folder; DataError if it is not there or damaged. Guarantee as for `load`."""
+    return Checkpoint(number, *_read(Path(folder), number))
+
+
+def numbers(folder: str | os.PathLike[str]) -> list[int]:
+    """The numbers of the checkpoints in a folder, oldest first; whether they are whole shows when they are read."""
+    return sorted(_numbers(Path(folder)))
+
+
 def _flat(trees: Mapping[str, Tree]) -> tuple[dict[str, torch.Tensor], dict[str, list[str]]]:
     """{"tree/leaf": tensor}, and the names in their order, which safetensors does not keep."""
     flat = {}
