@@ -106,13 +106,13 @@ class _Once(torch.autograd.Function):
     """A square whose second derivative is not written."""
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:  # noqa: ANN001
+    def forward(ctx, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
         return x**2
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor) -> Tensor:  # noqa: ANN001
+    def backward(ctx, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return 2 * x * gradient
 
@@ -303,7 +303,7 @@ def test_the_width_has_a_floor() -> None:
         ),
     ],
 )
-def test_wrong_input_is_refused_in_words(call, message: str) -> None:  # noqa: ANN001
+def test_wrong_input_is_refused_in_words(call, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         call()
 

@@ -205,7 +205,7 @@ def _table(views: Sequence[View]) -> Table:
         cells = [
             f"{each['noise_tolerance'][place][1]:.4g}" if "noise_tolerance" in each else "" for each in found
         ]
-        table.add_row(f"rise after the noise of {steps} steps", *cells)
+        table.add_row(f"rise after noise of {steps} step{'s' * (steps > 1)}", *cells)
     return table
 
 

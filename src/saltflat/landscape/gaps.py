@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from saltflat.core.tree import Tree, add, climb, map_tree, mul, norm, times
+from saltflat.core.tree import Tree, add, climb, map_tree, norm, times
 from saltflat.errors import SettingError
 from saltflat.landscape.draws import gaussian, source
 from saltflat.landscape.objective import Objective
@@ -41,10 +41,10 @@ def m_sharpness(objective: Objective, params: Tree, *, radius: float = 0.05) -> 
 
 
 def average_gap(objective: Objective, params: Tree, *, radius: float, draws: int = 5, seed: int = 0) -> float:
-    """E[L(w + radius u)] - L(w),   u uniform on the unit sphere."""
-    drawn = source(seed, 4)
-    points = (climb(params, gaussian(params, drawn), _positive("radius", radius)) for _ in range(draws))
-    return _mean_rise(objective, params, list(points))
+    """E[L(w + radius u)] - L(w),   u uniform on the unit sphere; ``draws`` pairs u and -u, so the slope cancels."""
+    drawn, sides = source(seed, 4), (_positive("radius", radius), -radius)
+    uphill = [gaussian(params, drawn) for _ in range(draws)]
+    return _mean_rise(objective, params, [climb(params, u, side) for u in uphill for side in sides])
 
 
 def noise_tolerance(
@@ -59,14 +59,15 @@ def noise_tolerance(
     """(t, E[L(w + sqrt(t) std xi)] - L(w)),   xi ~ N(0, I): the rise under the noise of t private steps.
 
     ``std`` = lr sigma C / expected units is what one step of SGD leaves on each weight; t steps add up to sqrt(t) of
-    it. The same xi serve every t.
+    it. The same ``draws`` pairs of xi and -xi serve every t.
     """
     if not (math.isfinite(std) and std >= 0) or any(t < 1 for t in steps):
         raise SettingError(f"std must be 0 or more and steps at least 1; got {std} and {list(steps)}")
     rises = []
     for t in steps:
-        drawn = source(seed, 5)
-        points = [add(params, mul(gaussian(params, drawn), math.sqrt(t) * std)) for _ in range(draws)]
+        drawn, far = source(seed, 5), math.sqrt(t) * std
+        noise = [gaussian(params, drawn) for _ in range(draws)]
+        points = [add(params, xi, scale=side) for xi in noise for side in (far, -far)]
         rises.append((int(t), _mean_rise(objective, params, points)))
     return rises
 
