@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,12 +19,14 @@ from torch import nn
 
 import saltflat.cli
 from saltflat import models
-from saltflat.recipes.build import network_of
+from saltflat.data import digits
+from saltflat.recipes.build import network_of, plan_of
 from saltflat.recipes.recipe import Recipe
-from saltflat.runs import Folder
+from saltflat.runs import Folder, execute
 from saltflat.subjects import initial, path_of, subject
 
 SMALL = ["--examples", "60", "--grid", "3", "--probes", "2", "--lanczos", "8", "--threads", "1"]
+SHORT: dict[str, Any] = {"epochs": 2.0, "batch_size": 400}
 FILES = {"measures.json", "gradients.json", "spectrum.npz", "line.npz", "surface.npz", "interpolation.npz"}
 
 
@@ -31,10 +34,9 @@ FILES = {"measures.json", "gradients.json", "spectrum.npz", "line.npz", "surface
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs of one network; the second keeps a running mean."""
     place = tmp_path_factory.mktemp("runs")
-    short = ["--epochs", "2", "--batch-size", "400", "--threads", "1"]
-    for name, words in (("one", ["--method", "dp-sgd"]), ("two", ["--ema", "0.9"])):
-        command = [sys.executable, "-m", "saltflat", "train", "--out", str(place / name), *words, *short]
-        subprocess.run(command, check=True, capture_output=True, timeout=300)
+    for name, recipe in (("one", Recipe(method="dp-sgd", **SHORT)), ("two", Recipe(ema=0.9, **SHORT))):
+        Folder(place / name).begin(recipe)
+        execute(recipe, plan_of(recipe, 1437), digits(), Folder(place / name))
     return place
 
 

@@ -26,6 +26,8 @@ class OneLine(TyperGroup):
                 print(error.format_message())
                 sys.exit(2)
             raise SettingError(_in_words(error)) from None
+        if code == 130:  # some versions of the parser turn Ctrl-C into this number, without a word
+            raise KeyboardInterrupt
         sys.exit(code if isinstance(code, int) else 0)
 
 
