@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,16 @@ def test_rooms_import_only_what_they_may(room: str) -> None:
             )
 
 
+def test_the_landscape_needs_nothing_but_arrays() -> None:
+    """Neither files nor recipes nor pictures: a measure is a function of a loss and a point."""
+    known = {"torch", "numpy", "scipy", "saltflat", *sys.stdlib_module_names}
+    for path in files("landscape"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert {name.split(".")[0] for name in names} <= known - {"os", "pathlib", "json"}, path.name
+
+
 def test_the_step_is_built_in_the_order_that_data_passes_through_it() -> None:
     for place, module in enumerate(STEP):
         later = set(STEP[place + 1 :])
@@ -82,7 +93,6 @@ def test_only_the_command_line_stands_before_the_front() -> None:
 
 def test_the_command_line_starts_without_torch() -> None:
     import subprocess
-    import sys
 
     code = "import sys, saltflat.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -28,7 +28,7 @@ from saltflat.recipes import Recipe
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.subjects import Subject, path_of
 
-PARTS = {  # name: what it is, and the passes over the examples that it is expected to take
+PARTS = {  # in the order in which they are measured
     "eigenvalues": "largest eigenvalues of the Hessian, their ratio, its norm",
     "trace": "trace of the Hessian, with standard error",
     "spectrum": "density of all eigenvalues",

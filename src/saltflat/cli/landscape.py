@@ -83,7 +83,7 @@ def landscape(
     """
     from rich.console import Console
 
-    from saltflat.cli.train import _check_device
+    from saltflat.cli.train import _check_machine
     from saltflat.surveys import USUAL, Settings
 
     names = tuple(part.strip() for words in only or () for part in words.split(",") if part.strip())
@@ -101,11 +101,7 @@ def landscape(
         reach=reach,
         device=device,
     )
-    _check_device(device)
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    _check_machine(device, threads)
     console = Console()
     views = _views(runs, settings, data_dir)
     _announce(views, console)
