@@ -27,7 +27,7 @@ from saltflat.core.plan import Method
 from saltflat.errors import SettingError
 
 FLAT, SHARP = np.array([2.5, 2.5]), np.array([7.5, 7.5])  # the centres
-NEAR = 1.5  # a descent that ends this near to a centre has found its basin
+NEAR = 1.0  # a descent that comes so near to a centre has found its basin: the ridge is at least twice as far
 CORE = 0.2  # so near to a centre the loss is a cone, and ||H|| grows as slope / distance
 BASINS = ("flat", "sharp", "neither")
 STARTS = ("uniform", "bisector")
@@ -101,7 +101,7 @@ class Common:
     """What all methods share: the same steps and the same cost."""
 
     lr: float
-    steps: int = 50
+    steps: int = 100
     noise_multiplier: float = 10.0
     size: int = 200  # identical units, all in every step
     clip_norm: float = 1.0
@@ -178,8 +178,8 @@ METHODS: dict[str, Callable[[Common, Own, int], sf.Plan]] = {
 # Chosen on the seed set TUNING; `--tune` shows what was tried.
 COMMON = {"dplis": Common(lr=8.0), "dp-sat": Common(lr=4.0)}
 OWN = {
-    "dplis": Own(sam_radius=0.1, sat_radius=0.1, sai_radius=0.1, sai_steps=40, sai_drop=20.0, smoothing=2.5),
-    "dp-sat": Own(sam_radius=0.1, sat_radius=0.1, sai_radius=0.1, sai_steps=40, sai_drop=20.0, smoothing=2.0),
+    "dplis": Own(sam_radius=0.1, sat_radius=0.3, sai_radius=0.3, sai_steps=80, sai_drop=20.0, smoothing=2.5),
+    "dp-sat": Own(sam_radius=1.0, sat_radius=2.0, sai_radius=1.0, sai_steps=50, sai_drop=20.0, smoothing=2.0),
 }
 
 
@@ -192,12 +192,16 @@ def start_points(kind: str, runs: int, seeds: int) -> np.ndarray:
 
 def basin(landscape: Landscape, points: np.ndarray, *, steps: int = 600, stride: float = 0.05) -> np.ndarray:
     """Where descent without noise leads from each point: 0 flat, 1 sharp, 2 neither within steps x stride."""
+    found = np.full(len(points), 2)
     for _ in range(steps):
+        for which, centre in enumerate((FLAT, SHARP)):
+            found[(found == 2) & (np.linalg.norm(points - centre, axis=1) < NEAR)] = which
+        if (found < 2).all():
+            break
         gradient = landscape.gradient(points)
-        length = np.linalg.norm(gradient, axis=-1, keepdims=True)
+        length = np.linalg.norm(gradient, axis=1, keepdims=True)
         points = points - stride * gradient / np.maximum(length, 1e-12)
-    near = [np.linalg.norm(points - centre, axis=-1) < NEAR for centre in (FLAT, SHARP)]
-    return np.select(near, [0, 1], default=2)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,22 +363,18 @@ def everything(given: argparse.Namespace, console: Console) -> dict[str, Any]:
 def candidates(name: str) -> Iterator[tuple[str, str, Common, Own]]:
     """What `--tune` tries: (method, what is tried, settings). First what all share, then each method's own."""
     own, chosen = OWN[name], COMMON[name]
-    for lr in (2.0, 4.0, 8.0):
-        for noise in (10.0, 20.0):
-            common = replace(chosen, lr=lr, noise_multiplier=noise)
-            text = f"lr {lr:g}, sigma {noise:g}"
-            yield "dp-sgd", text, common, own
-            for smoothing in (1.0, 1.5, 2.0, 2.5, 3.0):
-                changed = replace(own, smoothing=smoothing)
-                yield "dplis", f"{text}, smoothing {smoothing:g}", common, changed
+    for steps, lr, noise_multiplier in itertools.product((50, 100), (2.0, 4.0, 8.0), (10.0, 20.0)):
+        common = Common(steps=steps, lr=lr, noise_multiplier=noise_multiplier)
+        text = f"{steps} steps, lr {lr:g}, sigma {noise_multiplier:g}"
+        yield "dp-sgd", text, common, own
+        for smoothing in (1.5, 2.0, 2.5, 3.0):
+            yield "dplis", f"{text}, smoothing {smoothing:g}", common, replace(own, smoothing=smoothing)
     for radius in (0.1, 0.3, 1.0, 2.0):
         yield "dp-sam", f"radius {radius:g}", chosen, replace(own, sam_radius=radius)
         yield "dp-sat", f"radius {radius:g}", chosen, replace(own, sat_radius=radius)
-    for steps in (25, 40):
-        for drop in (4.0, 20.0):
-            for radius in (0.1, 0.3, 1.0):
-                changed = replace(own, sai_radius=radius, sai_steps=steps, sai_drop=drop)
-                yield "sai", f"radius {radius:g}, first {steps}, lr / {drop:g}", chosen, changed
+    for radius, steps, drop in itertools.product((0.1, 0.3, 1.0), (50, 80), (4.0, 20.0)):
+        changed = replace(own, sai_radius=radius, sai_steps=steps, sai_drop=drop)
+        yield "sai", f"radius {radius:g}, first {steps}, lr / {drop:g}", chosen, changed
 
 
 def tune(given: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
@@ -385,6 +385,7 @@ def tune(given: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
         for name, method, text, common, own in progress.track(wanted, description="tuning"):
             trial = Trial(landscape=name, start="uniform", method=method, seeds=TUNING, runs=given.runs)
             rows.append({**attempt(trial, common, own).row(), "tried": text})
+    toy_command.keep(given.out, "toy_minima_tuning.json", {"rows": rows})
     return rows
 
 
