@@ -66,7 +66,7 @@ def run(work: Callable[[Console], str]) -> int:
     try:
         print(work(console))
     except KeyboardInterrupt:
-        console.print("interrupted: nothing was written", highlight=False)
+        console.print("interrupted: what was not finished is not written", highlight=False)
         return 130
     except (SaltflatError, OSError) as error:
         console.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)

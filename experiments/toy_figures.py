@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,16 +32,12 @@ SHOWN = 100  # final positions
 DPI = 110
 
 
-def minima(
-    out: Path, landscapes: Mapping[str, Landscape], ended: Sequence[Ended], paths: Sequence[Paths]
-) -> None:
-    """Three figures for each loss: final positions, losses, sharpness along descents."""
-    for along in paths:
-        name = along.landscape
-        mine = [e for e in ended if e.trial.landscape == name and e.trial.start == "uniform"]
-        _save(positions(landscapes[name], mine), out / f"toy_minima_{name}_positions.png")
-        _save(tails(mine), out / f"toy_minima_{name}_losses.png")
-        _save(sharpness(along), out / f"toy_minima_{name}_sharpness.png")
+def minima(out: Path, landscape: Landscape, ended: Sequence[Ended], paths: Paths) -> None:
+    """Three figures: final positions, losses, sharpness along descents."""
+    mine, name = [one for one in ended if one.trial.start == "uniform"], landscape.name
+    _save(positions(landscape, mine), out / f"toy_minima_{name}_positions.png")
+    _save(tails(mine), out / f"toy_minima_{name}_losses.png")
+    _save(sharpness(paths), out / f"toy_minima_{name}_sharpness.png")
 
 
 def positions(landscape: Landscape, ended: Sequence[Ended]) -> Any:
@@ -60,8 +56,9 @@ def positions(landscape: Landscape, ended: Sequence[Ended]) -> Any:
     figure.supxlabel("first weight")
     figure.supylabel("second weight")
     figure.colorbar(filled, ax=axes, label="loss", shrink=0.7)
+    shown = sorted({int(k) for one in first.values() for k in one.basins[:SHOWN]})
     keys = [Line2D([], [], color=c, marker=m, linestyle="", label=text) for c, m, text in MARKS]
-    figure.legend(handles=keys, loc="outside upper center", ncols=3)
+    figure.legend(handles=[keys[k] for k in shown], loc="outside upper center", ncols=3)
     return figure
 
 
@@ -79,19 +76,20 @@ def tails(ended: Sequence[Ended]) -> Any:
         color, style = LINES[one.trial.method]
         rest = 1 - np.arange(1, len(one.losses) + 1) / len(one.losses)
         left.plot(np.sort(one.losses), rest, color=color, linestyle=style, linewidth=1)
+    most = 1.03 * max(float(one.losses.max()) for one in ended)
     for method, (color, style) in LINES.items():
         losses = np.concatenate([one.losses for one in ended if one.trial.method == method])
         share = np.full(len(losses), 1 / len(losses))
         right.hist(
-            losses, 40, (0, 1), weights=share, histtype="step", color=color, linestyle=style, linewidth=1.4
+            losses, 40, (0, most), weights=share, histtype="step", color=color, linestyle=style, linewidth=1.4
         )
     least = 1 / min(len(one.losses) for one in ended)
     left.axhline(0.05, color="grey", linewidth=0.8)
-    left.text(1, 0.053, "95 % loss", ha="right", va="bottom", color="dimgrey", fontsize=9)
+    left.text(0.99 * most, 0.053, "95 % loss", ha="right", va="bottom", color="dimgrey", fontsize=9)
     left.set(
-        xlabel="final loss", ylabel="share of runs above it", yscale="log", xlim=(0, 1), ylim=(least, 1.1)
+        xlabel="final loss", ylabel="share of runs above it", yscale="log", xlim=(0, most), ylim=(least, 1.1)
     )
-    right.set(xlabel="final loss", ylabel="share of runs", yscale="log", xlim=(0, 1))
+    right.set(xlabel="final loss", ylabel="share of runs", yscale="log", xlim=(0, most))
     left.set_title("each seed set by itself")
     right.set_title("all seed sets together")
     keys = [Line2D([], [], color=c, linestyle=s, label=method) for method, (c, s) in LINES.items()]
@@ -109,9 +107,9 @@ def sharpness(paths: Paths) -> Any:
             axis.plot(values[:, mine], color=color, linestyle=style, linewidth=0.7, alpha=0.35)
         x, y = paths.sharpness[:, mine].ravel(), paths.turned[:, mine].ravel()
         axes[2].scatter(x, y, s=7, c=color, marker=marker, alpha=0.35, linewidths=0, label=name)
-    axes[0].set(xlabel="step of the descent", ylabel="sharpness $||H||_2$", yscale="log")
+    axes[0].set(xlabel="step of the descent", ylabel="sharpness $||H||_2$", ylim=(0, None))
     axes[1].set(
-        xlabel="step of the descent", ylabel="change of the gradient by noise, $\\Delta_t$", yscale="log"
+        xlabel="step of the descent", ylabel="change of the gradient by noise, $\\Delta_t$", ylim=(0, None)
     )
     axes[2].set(xlabel="sharpness $||H||_2$", ylabel="$\\Delta_t$")
     axes[2].set_title(f"correlation {paths.summary()['correlation']:.2f}", fontsize=10)

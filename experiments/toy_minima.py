@@ -117,9 +117,6 @@ class Common:
         """What DP-SGD costs; all others cost no more."""
         return single(sf.DPSGD(), self).epsilon(self.delta)
 
-    def told(self) -> dict[str, float]:
-        return {**asdict(self), "noise_std": self.noise_std, "epsilon": self.epsilon}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
@@ -178,8 +175,8 @@ METHODS: dict[str, Callable[[Common, Own, int], sf.Plan]] = {
 # Chosen on the seed set TUNING; `--tune` shows what was tried.
 COMMON = {"dplis": Common(lr=8.0), "dp-sat": Common(lr=4.0)}
 OWN = {
-    "dplis": Own(sam_radius=0.1, sat_radius=0.3, sai_radius=0.3, sai_steps=80, sai_drop=20.0, smoothing=2.5),
-    "dp-sat": Own(sam_radius=1.0, sat_radius=2.0, sai_radius=1.0, sai_steps=50, sai_drop=20.0, smoothing=2.0),
+    "dplis": Own(sam_radius=2.0, sat_radius=0.3, sai_radius=0.1, sai_steps=80, sai_drop=20.0, smoothing=2.5),
+    "dp-sat": Own(sam_radius=1.0, sat_radius=2.0, sai_radius=0.1, sai_steps=50, sai_drop=20.0, smoothing=2.0),
 }
 
 
@@ -256,12 +253,11 @@ class Paths:
     paths), and nan from where a path is nearer than CORE to a centre; ``basins`` is (paths,).
     """
 
-    landscape: str
     basins: np.ndarray
     sharpness: np.ndarray
     turned: np.ndarray
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, float]:
         """Means in each basin over all steps, and Pearson's correlation over all steps and paths."""
         each = {
             f"{what}_{name}": float(np.nanmean(values[:, self.basins == k]))
@@ -270,7 +266,7 @@ class Paths:
         }
         on = np.isfinite(self.sharpness)
         correlation = np.corrcoef(self.sharpness[on], self.turned[on])[0, 1]
-        return {"landscape": self.landscape, "correlation": float(correlation), **each}
+        return {"correlation": float(correlation), **each}
 
 
 def descend(
@@ -289,42 +285,44 @@ def descend(
         sharpness.append(np.where(core, np.nan, landscape.sharpness(points)))
         turned.append(np.where(core, np.nan, np.linalg.norm(change, axis=-1).mean(0)))
         points = clear
-    return Paths(landscape.name, which, np.array(sharpness), np.array(turned))
+    return Paths(which, np.array(sharpness), np.array(turned))
 
 
-def trials(given: argparse.Namespace) -> Iterator[Trial]:
-    """Everything that is run; one seed set after the other, as they share their noise."""
-    order = itertools.product(given.sets, given.losses, STARTS, METHODS)
-    for seeds, landscape, start, method in order:
+def trials(given: argparse.Namespace, landscape: str) -> Iterator[Trial]:
+    """Everything that is run on one loss; one seed set after the other, as all methods share its noise."""
+    for seeds, start, method in itertools.product(given.sets, STARTS, METHODS):
         yield Trial(landscape=landscape, start=start, method=method, seeds=seeds, runs=given.runs)
 
 
-def accepted(rows: Sequence[dict[str, Any]]) -> dict[str, bool]:
-    """For each loss: whether in every seed set DPLIS is in the flat basin more often, with a smaller 95 % loss."""
-    found = {(r["landscape"], r["method"], r["seeds"]): r for r in rows if r["start"] == "uniform"}
-    result: dict[str, bool] = {}
-    for (landscape, method, seeds), plain in found.items():
-        if method == "dp-sgd":
-            smooth = found[landscape, "dplis", seeds]
-            better = smooth["p_flat"] > plain["p_flat"] and smooth["q95"] < plain["q95"]
-            result[landscape] = result.get(landscape, True) and better
-    return result
+def accepted(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether in every seed set DPLIS is in the flat basin more often than DP-SGD, with a smaller 95 % loss."""
+    found = {(row["method"], row["seeds"]): row for row in rows if row["start"] == "uniform"}
+    pairs = [(found["dplis", seeds], plain) for (method, seeds), plain in found.items() if method == "dp-sgd"]
+    return all(smooth["p_flat"] > plain["p_flat"] and smooth["q95"] < plain["q95"] for smooth, plain in pairs)
 
 
-def table(rows: Sequence[dict[str, Any]], first: Sequence[str]) -> str:
-    """Markdown, a line for every trial; ``first`` names the columns that say what was run."""
-    keys = ("p_flat", "p_sharp", "p_neither", "mean", "q95")
-    lines = [(*(str(row[key]) for key in first), *(f"{row[key]:.3f}" for key in keys)) for row in rows]
-    headings = (*first, "P(flat)", "P(sharp)", "P(neither)", "mean loss", "95 % loss")
-    return toy_command.markdown(headings, lines)
+def sets_table(rows: Sequence[dict[str, Any]], start: str) -> str:
+    """Markdown, a line for every method; each cell has one number for every seed set."""
+    keys = {"p_flat": "P(flat)", "mean": "mean loss", "q95": "95 % loss"}
+    lines = []
+    for method in METHODS:
+        mine = [row for row in rows if row["method"] == method and row["start"] == start]
+        lines.append((method, *(" ".join(f"{row[key]:.3f}" for row in mine) for key in keys)))
+    return toy_command.markdown((f"{start} starts", *keys.values()), lines)
 
 
-def path_table(summaries: Sequence[dict[str, Any]]) -> str:
-    """Markdown, a line for every loss."""
+def tried_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown, a line for everything that was tried."""
+    first, keys = ("landscape", "method", "tried"), ("p_flat", "p_neither", "mean", "q95")
+    lines = [(*(row[key] for key in first), *(f"{row[key]:.3f}" for key in keys)) for row in rows]
+    return toy_command.markdown((*first, "P(flat)", "P(neither)", "mean loss", "95 % loss"), lines)
+
+
+def path_table(summary: dict[str, float]) -> str:
+    """Markdown."""
     keys = ("correlation", "sharpness_flat", "sharpness_sharp", "turned_flat", "turned_sharp")
-    lines = [(one["landscape"], *(f"{one[key]:.3g}" for key in keys)) for one in summaries]
-    headings = ("landscape", "correlation", "||H||, to flat", "to sharp", "Delta, to flat", "to sharp")
-    return toy_command.markdown(headings, lines)
+    headings = ("correlation", "sharpness, to flat", "to sharp", "Delta, to flat", "to sharp")
+    return toy_command.markdown(headings, [[f"{summary[key]:.3g}" for key in keys]])
 
 
 def noise_of(common: Common, own: Own) -> dict[str, list[float]]:
@@ -333,31 +331,40 @@ def noise_of(common: Common, own: Own) -> dict[str, list[float]]:
     return {name: [phase.noise_multiplier for phase in plan.phases] for name, plan in plans.items()}
 
 
-def everything(given: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """All trials and paths; figures and a file of results go to ``given.out``."""
-    ended, wanted = [], list(trials(given))
-    with toy_command.bar(console) as progress:
-        task = progress.add_task("", total=len(wanted))
-        for trial in wanted:
-            progress.update(task, description=f"{trial.landscape} loss, {trial.start} starts, {trial.method}")
-            ended.append(attempt(trial, COMMON[trial.landscape], OWN[trial.landscape]))
-            progress.advance(task)
-    paths = [descend(LANDSCAPES[name], COMMON[name].noise_std, paths=60) for name in given.losses]
-    rows = [one.row() for one in ended]
+def study(name: str, given: argparse.Namespace, tick: Callable[[Trial], None]) -> dict[str, Any]:
+    """All trials and paths on one loss; a file of results and figures go to ``given.out``."""
+    common, own, ended = COMMON[name], OWN[name], []
+    for trial in trials(given, name):
+        ended.append(attempt(trial, common, own))
+        tick(trial)
+    paths, rows = descend(LANDSCAPES[name], common.noise_std, paths=60), [one.row() for one in ended]
     result = {
-        "common": {name: COMMON[name].told() for name in given.losses},
-        "own": {name: asdict(OWN[name]) for name in given.losses},
-        "noise_multipliers": {name: noise_of(COMMON[name], OWN[name]) for name in given.losses},
+        "common": {**asdict(common), "noise_std": common.noise_std, "epsilon": common.epsilon},
+        "own": asdict(own),
+        "noise_multipliers": noise_of(common, own),
         "rows": rows,
-        "paths": [one.summary() for one in paths],
+        "paths": paths.summary(),
         "accepted": accepted(rows),
     }
-    toy_command.keep(given.out, "toy_minima.json", result)
+    toy_command.keep(given.out, f"toy_minima_{name}.json", result)
     if not given.no_figures:
         import toy_figures
 
-        toy_figures.minima(given.out, LANDSCAPES, ended, paths)
+        toy_figures.minima(given.out, LANDSCAPES[name], ended, paths)
     return result
+
+
+def everything(given: argparse.Namespace, console: Console) -> dict[str, dict[str, Any]]:
+    """Every loss that was asked for."""
+    with toy_command.bar(console) as progress:
+        total = sum(len(list(trials(given, name))) for name in given.losses)
+        task = progress.add_task("trials", total=total)
+
+        def tick(trial: Trial) -> None:
+            text = f"{trial.landscape} loss, set {trial.seeds}, {trial.start} starts, {trial.method}"
+            progress.update(task, description=text, advance=1)
+
+        return {name: study(name, given, tick) for name in given.losses}
 
 
 def candidates(name: str) -> Iterator[tuple[str, str, Common, Own]]:
@@ -411,15 +418,18 @@ def check(given: argparse.Namespace) -> None:
         toy_command.check_figures()
 
 
-def told(result: dict[str, Any]) -> str:
+def told(results: dict[str, dict[str, Any]]) -> str:
     """All tables."""
-    parts = [table(result["rows"], ("landscape", "start", "method", "seeds", "runs"))]
-    parts += [path_table(result["paths"])]
-    parts += [
-        f"{name} loss: DPLIS more often in the flat basin, with a smaller 95 % loss, in every set: "
-        + ("yes" if good else "NO")
-        for name, good in result["accepted"].items()
-    ]
+    parts = []
+    for name, result in results.items():
+        parts += [f"{name} loss, epsilon {result['common']['epsilon']:.2f} for all"]
+        parts += [sets_table(result["rows"], start) for start in STARTS]
+        neither = sum(round(row["p_neither"] * row["runs"]) for row in result["rows"])
+        parts += [f"Runs that end in neither basin: {neither}.", path_table(result["paths"])]
+        verdict = "yes" if result["accepted"] else "NO"
+        parts += [
+            f"DPLIS oftener in the flat basin than DP-SGD and with a smaller 95 % loss, in all sets: {verdict}"
+        ]
     return "\n\n".join(parts)
 
 
@@ -431,7 +441,7 @@ def main(words: Sequence[str] | None = None) -> int:
         check(given)
         if given.tune:
             rows = tune(given, console)
-            return json.dumps(rows) if given.json else table(rows, ("landscape", "method", "tried"))
+            return json.dumps(rows) if given.json else tried_table(rows)
         result = everything(given, console)
         return json.dumps(result) if given.json else told(result)
 

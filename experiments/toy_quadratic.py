@@ -172,30 +172,32 @@ def stationary_start(problem: Quadratic, settings: Settings, run: int) -> torch.
     return torch.from_numpy(problem.basis @ drawn).unsqueeze(0)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Probe:
     """Readings of an estimator beside the truth, one number for each independent run or pair."""
 
     name: str
     measured: np.ndarray
     truth: np.ndarray
-    uncorrected: float | None  # what S3 would say without its correction
-    slack: float  # what is allowed beside three standard errors
+    bias: np.ndarray | float = 0.0  # what theory adds to the truth
+    slack: float = 0.0  # what is allowed beside three standard errors
+    uncorrected: float | None = None  # what S3 would say without its correction
     noise_std: tuple[float, float] | None = None  # S4: measured and predicted
 
     def summary(self) -> dict[str, Any]:
-        off = self.measured - self.truth
+        off = self.measured - self.truth - self.bias
         error = float(off.std(ddof=1) / math.sqrt(len(off)))
         allowed = 3 * error + self.slack
         return {
             "name": self.name,
             "measured": float(self.measured.mean()),
             "truth": float(self.truth.mean()),
-            "uncorrected": self.uncorrected,
+            "bias": float(np.mean(self.bias)),
             "difference": float(off.mean()),
             "error": error,
             "allowed": allowed,
             "within": bool(abs(off.mean()) <= allowed),
+            "uncorrected": self.uncorrected,
             "noise_std": self.noise_std,
         }
 
@@ -212,11 +214,11 @@ class Secant:
         runs = [self._run(gradient, settings, run) for run in range(settings.probe_runs)]
         measured, truth, correction = (np.array(column) for column in zip(*runs, strict=True))
         return Probe(
-            f"S3, radius {self.radius:g}, momentum {self.momentum:g}, lr {self.lr:g}",
-            measured,
-            truth,
-            uncorrected=float((measured - correction).mean()),
+            name=f"S3, radius {self.radius:g}, momentum {self.momentum:g}, lr {self.lr:g}",
+            measured=measured,
+            truth=truth,
             slack=ALLOWED * float(np.abs(correction).mean()),
+            uncorrected=float((measured - correction).mean()),
         )
 
     def _run(self, gradient: Watched, settings: Settings, run: int) -> tuple[float, float, float]:
@@ -236,24 +238,33 @@ class Secant:
 
 @dataclass(frozen=True, kw_only=True)
 class Antithetic:
-    """S4 along runs of DP-SGD; the truth is u' H u for each pair's own u."""
+    """S4 along runs of DP-SGD; the truth is u' H u for each pair's own u.
+
+    The random order averages out the move between a pair's two steps, but for what the first probe itself adds to
+    it, -+lr radius H u: that turns with the order, and leaves E[k] = u' H u + lr ||H u||^2 / 2.
+    """
 
     radius: float
+    lr: float
     every: int = 10
 
     def __call__(self, gradient: Watched, settings: Settings) -> Probe:
         pairs = [pair for run in range(settings.probe_runs) for pair in self._pairs(gradient, settings, run)]
-        measured, truth, drift = (np.array(column) for column in zip(*pairs, strict=True))
+        measured, truth, square, drift = (np.array(column) for column in zip(*pairs, strict=True))
         predicted = settings.noise_std / (math.sqrt(2) * self.radius)
-        noise = (float((measured - truth - drift).std(ddof=1)), predicted)
-        return Probe(f"S4, radius {self.radius:g}", measured, truth, None, slack=0.0, noise_std=noise)
+        return Probe(
+            name=f"S4, radius {self.radius:g}, lr {self.lr:g}",
+            measured=measured,
+            truth=truth,
+            bias=self.lr * square / 2,
+            noise_std=(float((measured - truth - drift).std(ddof=1)), predicted),
+        )
 
-    def _pairs(self, gradient: Watched, settings: Settings, run: int) -> Iterator[tuple[float, float, float]]:
-        """Each pair's reading, its u' H u, and what the move between its two steps adds."""
+    def _pairs(self, gradient: Watched, settings: Settings, run: int) -> Iterator[tuple[float, ...]]:
+        """Each pair's reading, its u' H u and ||H u||^2, and what the move between its two steps adds."""
         method = sf.Antithetic(method=sf.DPSGD(), radius=self.radius, every=self.every, seed=run)
-        plan = settings.plan(method, steps=settings.probe_steps)
-        problem, opened = gradient.problem, None
-        before = stationary_start(problem, settings, run)
+        plan = settings.plan(method, steps=settings.probe_steps, lr=self.lr)
+        opened, before = None, stationary_start(gradient.problem, settings, run)
         for stand in walk(plan, before, gradient, SeededNoise(2000 + run)):
             pair = stand.state["pair"]
             if pair is not None:
@@ -261,8 +272,9 @@ class Antithetic:
             elif opened is not None:
                 along, first_sign, moved = opened
                 unit = along / np.linalg.norm(along)
-                drift = first_sign * float(problem.gradient(unit) @ moved) / (2 * self.radius)
-                yield stand.state["readings"][-1], float(problem.curvature(unit)), drift
+                turned = gradient.problem.gradient(unit)
+                drift = first_sign * float(turned @ moved) / (2 * self.radius)
+                yield stand.state["readings"][-1], float(turned @ unit), float(turned @ turned), drift
                 opened = None
             before = stand.params
 
@@ -270,7 +282,7 @@ class Antithetic:
 PROBES = (
     # With momentum the learning rate is a tenth: at 1 the climb, a step late, would swing the top direction up.
     *(Secant(radius=r, momentum=m, lr=lr) for r in (0.0, 0.5) for m, lr in ((0.0, 1.0), (0.9, 0.1))),
-    *(Antithetic(radius=r) for r in (0.5, 2.0)),
+    *(Antithetic(radius=r, lr=lr) for r, lr in ((0.5, 1.0), (2.0, 1.0), (2.0, 0.1))),
 )
 
 
@@ -321,10 +333,11 @@ def probe_table(summaries: Sequence[dict[str, Any]]) -> str:
     for one in summaries:
         plain = "" if one["uncorrected"] is None else f"{one['uncorrected']:.4f}"
         noise = "" if one["noise_std"] is None else "{:.4f} / {:.4f}".format(*one["noise_std"])
-        numbers = [f"{one[key]:.5f}" for key in ("measured", "truth", "difference", "error", "allowed")]
+        keys = ("measured", "truth", "bias", "difference", "error", "allowed")
+        numbers = [f"{one[key]:.5f}" for key in keys]
         rows.append((one["name"], *numbers, "yes" if one["within"] else "NO", plain, noise))
-    head = ("estimator", "mean reading", "truth", "difference", "standard error", "allowed", "within")
-    return toy_command.markdown((*head, "without correction", "noise measured / predicted"), rows)
+    head = ("estimator", "mean reading", "curvature", "known bias", "difference", "standard error", "allowed")
+    return toy_command.markdown((*head, "within", "without correction", "noise measured / predicted"), rows)
 
 
 def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
