@@ -51,7 +51,7 @@ def reading(step: int, *, peak: float = 0.9) -> dict[str, Any]:
         "step": step,
         "epoch": step * RATE,
         "phase": 0,
-        "epsilon": 1.9 * (step / STEPS) ** 0.5,
+        "epsilon": 1.0257 * (step / STEPS) ** 0.527,
         "accuracy": peak * (1 - 0.8 * float(np.exp(-4 * step / STEPS))),
         "seconds": 0.5,
         "examples_per_second": 5000.0,

@@ -107,24 +107,33 @@ def set_axis(axes: Axes, which: str, axis: Axis) -> None:
         getattr(axes, f"set_{which}scale")("log")
         its.set_major_locator(LogLocator(numticks=7))
         its.set_minor_formatter(NullFormatter())
-    its.set_major_formatter(FuncFormatter(lambda value, _: tick(value, percent=axis.percent)))
+    its.set_major_formatter(FuncFormatter(lambda value, _: tick(value, percent=axis.percent, power=axis.log)))
 
 
-def tick(value: float, *, percent: bool = False) -> str:
+def tick(value: float, *, percent: bool = False, power: bool = False) -> str:
     """A number beside an axis.
 
-    >>> tick(0.25), tick(0.25, percent=True), tick(1e-6), tick(-20.0)
-    ('0.25', '25 %', '10⁻⁶', '−20')
+    >>> tick(0.25), tick(0.25, percent=True), tick(1e-6), tick(-20.0), tick(0.01, power=True)
+    ('0.25', '25 %', '10⁻⁶', '−20', '10⁻²')
     """
     if percent:
         return f"{100 * value:.4g} %"
     size = abs(value)
-    if size and not 1e-3 <= size < 1e5:
-        power = math.floor(math.log10(size) + 1e-9)
-        front = value / 10.0**power
+    if size and not (0.5 if power else 1e-3) <= size < 1e5:
+        tens = math.floor(math.log10(size) + 1e-9)
+        front = value / 10.0**tens
         head = "" if abs(front - 1) < 1e-6 else f"{front:.3g}·"
-        return (head + "10" + str(power).translate(_UP)).replace("-", "−")
+        return (head + "10" + str(tens).translate(_UP)).replace("-", "−")
     return f"{value:.4g}".replace("-", "−")
+
+
+def rounded(value: float, digits: int = 3) -> str:
+    """A number to so many digits.
+
+    >>> rounded(2.7591), rounded(-0.000123)
+    ('2.76', '−1.23·10⁻⁴')
+    """
+    return tick(float(f"{value:.{digits}g}"))
 
 
 def spans_decades(values: Any, *, above: float = 30.0) -> bool:

@@ -38,13 +38,13 @@ LIGHT = Look(
     ink="#1c1c1c",
     faint="#d9d9d9",
     paper="#ffffff",
-    runs=("#0064b0", "#c2410c", "#00795c", "#8b3fa0", "#7a6000", "#4d4d4d"),
+    runs=("#0064b0", "#c2410c", "#2b9b6b", "#3a0a4e", "#b565a0", "#4f2a00"),
 )
 DARK = Look(
     ink="#ececec",
     faint="#4a4a4a",
     paper="#16181c",
-    runs=("#6ab7ff", "#ff9a62", "#3ddbb0", "#e3a1f2", "#e6cb55", "#bdbdbd"),
+    runs=("#6ab7ff", "#ff9a62", "#b9f5d0", "#8f5bff", "#e8468f", "#e8f27a"),
 )
 THEMED = Look(
     ink="#010101",

@@ -139,17 +139,29 @@ def _written(section: Section) -> Html:
 
 
 def _summary(runs: Sequence[Kept]) -> Section:
-    head = ("run", "method", "data", "model", "test accuracy", "epsilon", "delta", "unit", "adjacency", "sampling", "state")
+    head = (
+        "run",
+        "test accuracy",
+        "epsilon",
+        "delta",
+        "unit",
+        "adjacency",
+        "sampling",
+        "method",
+        "data",
+        "model",
+        "state",
+    )
     rows = [
         (
             run.name,
-            *(run.setting(each) or words.NOTHING for each in ("method", "data", "model")),
             words.accuracy(run),
             words.epsilon(run.spent),
             words.delta(run.spent),
             words.unit(run),
             words.adjacency(run),
             words.sampling(run),
+            *(run.setting(each) or words.NOTHING for each in ("method", "data", "model")),
             words.state(run),
         )
         for run in runs
@@ -203,15 +215,14 @@ def _landscapes(runs: Sequence[Kept]) -> Section:
     lines = _figures(terrain.along_a_line(runs))
     maps = _figures(terrain.contours(runs))
     between = terrain.between_models(runs)
-    parts = [
-        tag("h3", "Along a direction"),
+    parts: list[Html | None] = [
+        _lacking(runs, "line", "surface"),
+        tag("h3", "Along a direction") if lines else None,
         lines,
-        _lacking(runs, "line", "line.npz"),
-        tag("h3", "Surfaces"),
+        tag("h3", "Surfaces") if maps else None,
         _surfaces(runs),
-        tag("h3", "Contours"),
+        tag("h3", "Contours") if maps else None,
         maps,
-        _lacking(runs, "surface", "surface.npz"),
         _differing(runs),
     ]
     if len(runs) > 1:
@@ -274,7 +285,7 @@ def _spectra(runs: Sequence[Kept]) -> Section:
     return Section(
         "spectra",
         "Spectra",
-        join((_figures([spread.spectra(runs)]), _lacking(runs, "spectrum", "spectrum.npz"))),
+        join((_figures([spread.spectra(runs)]), _lacking(runs, "spectrum"))),
     )
 
 
@@ -313,8 +324,7 @@ def _measures(runs: Sequence[Kept]) -> Section:
             _unlike(measured),
         ]
     pictures = [spread.noise_tolerance(runs), spread.gradient_norms(runs)]
-    parts += [_lacking(runs, "measures", "measures.json"), _figures(pictures), _clipped(runs)]
-    parts.append(_lacking(runs, "gradients", "gradients.json"))
+    parts += [_lacking(runs, "measures", "gradients"), _figures(pictures), _clipped(runs)]
     return Section("measures", "Gradients and measures", join(parts))
 
 
@@ -434,12 +444,12 @@ def _ledger(name: str, book: Book) -> list[Html | None]:
         tag(
             "p",
             f"Whole: {len(history.entries)} lines, each with the hash of the one before. On record: epsilon {total} at "
-            f"delta {book.delta:g}; data: {history.dataset}; adjacency: {history.adjacency.replace('-', ' ')}.",
+            f"delta {tick(book.delta)}; data: {history.dataset}; adjacency: {history.adjacency.replace('-', ' ')}.",
         )
     ]
     if history.budget is not None and book.share is not None:
         share = min(book.share, 1.0)
-        said = f"{100 * share:.1f} % of the budget, epsilon {history.budget.epsilon:g} at delta {history.budget.delta:g}"
+        said = f"{100 * share:.1f} % of the budget, epsilon {history.budget.epsilon:g} at delta {tick(history.budget.delta)}"
         parts.append(tag("p", tag("meter", min=0, max=1, value=f"{share:.4f}", aria_label=said), " ", said))
     head = ("run", "began", "steps", "rate", "noise multiplier", "charges")
     parts.append(table(head, rows, caption=f"History of the ledger of {name}"))
@@ -452,7 +462,7 @@ def _ledger_rows(book: Book, run: int) -> list[list[str]]:
     entries = book.history.entries
     body = entries[run].body
     charges = [e for e in entries if e.kind == "charge" and e.body["run"] == run]
-    first = [str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""), str(body["time"])]
+    first = [str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""), str(body["time"]).replace("T", " ")]
     costs = book.history.steps(run=run)
     if not costs:
         return [[*first, "0", words.NOTHING, words.NOTHING, str(len(charges))]]
@@ -478,6 +488,13 @@ SECTIONS: tuple[Callable[[Sequence[Kept]], Section], ...] = (
     _ledgers,
 )
 
+FILES = {
+    "line": "landscape/line.npz",
+    "surface": "landscape/surface.npz",
+    "spectrum": "landscape/spectrum.npz",
+    "measures": "landscape/measures.json",
+    "gradients": "landscape/gradients.json",
+}
 _TRAIN = "saltflat train --out"
 _LANDSCAPE = "saltflat landscape"
 
@@ -487,11 +504,22 @@ def _figures(pictures: Iterable[Picture | None]) -> Html | None:
     return tag("div", *drawn, class_="figures") if drawn else None
 
 
-def _lacking(runs: Sequence[Kept], part: str, file: str) -> Html:
-    """What is damaged, and what is missing with the command that makes it."""
-    of: Callable[[Kept], Found[Any]] = lambda run: getattr(run.shapes, part)
-    missing = [run for run in runs if of(run).missing]
-    return join((_troubles(runs, of), _absent(missing, f"landscape/{file}", _LANDSCAPE)))
+def _lacking(runs: Sequence[Kept], *parts: str) -> Html:
+    """What is damaged, and what is missing with the command that makes it: one sentence for runs that lack the same."""
+    lacking: dict[tuple[str, ...], list[Kept]] = {}
+    for run in runs:
+        files = tuple(FILES[part] for part in parts if getattr(run.shapes, part).missing)
+        lacking.setdefault(files, []).append(run)
+    return join(
+        (
+            *(_troubles(runs, partial(_shape, part)) for part in parts),
+            *(_absent(them, " and no ".join(files), _LANDSCAPE) for files, them in lacking.items() if files),
+        )
+    )
+
+
+def _shape(part: str, run: Kept) -> Found[Any]:
+    return getattr(run.shapes, part)
 
 
 def _troubles(runs: Sequence[Kept], of: Callable[[Kept], Found[Any]]) -> Html:
@@ -505,7 +533,7 @@ def _absent(runs: Sequence[Kept], what: str, command: str) -> Html | None:
     listed = ", ".join(run.name for run in runs)
     if command == _TRAIN:
         return _note(f"No {what} of {listed}: ", tag("code", "saltflat train"), " writes it as a run goes on.")
-    return _note(f"No {what} of {listed}: ", _command(command, *runs), " makes it.")
+    return _note(f"No {what} of {listed}: ", _command(command, *runs), " makes what is missing.")
 
 
 def _command(command: str, *runs: Kept) -> Html:

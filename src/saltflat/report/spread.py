@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saltflat.report.chart import Axis, Series, all_of, chart, finite_range, legend, set_axis, sheet, spans_decades, tick
+from saltflat.report.chart import Axis, Series, all_of, chart, finite_range, legend, rounded, set_axis, sheet, spans_decades, tick
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.found import number
@@ -97,7 +97,7 @@ def gradient_norms(runs: Sequence[Kept]) -> Picture | None:
 def _share_in_words(name: str, gradients: Gradients) -> str:
     if gradients.clipped_share is None or gradients.clip_norm is None:
         return f"{name}: clip norm not given"
-    return f"{name}: {gradients.clipped_share:.1%} are above the clip norm {gradients.clip_norm:g}"
+    return f"{name}: {tick(gradients.clipped_share, percent=True)} are above the clip norm {gradients.clip_norm:g}"
 
 
 def _histogram(look: Look, found: Sequence[tuple[int, str, Gradients]]) -> Figure:
@@ -124,8 +124,8 @@ def _histogram(look: Look, found: Sequence[tuple[int, str, Gradients]]) -> Figur
 
 
 def _ticks_at_edges(axes: Any, edges: Array) -> None:
-    """About six edges by name, and the bin of everything beyond."""
+    """About five edges by name, and the bin of everything beyond the last."""
     count = len(edges) - 1
-    shown = np.unique(np.linspace(0, count, min(count, 5) + 1).round().astype(int))
-    shown = shown[(shown == count) | (shown < count - count // 10)]
-    axes.set_xticks([*shown, count + 0.9], [*(tick(float(f"{edges[k]:.3g}")) for k in shown), "more"])
+    shown = np.unique(np.linspace(0, 0.85 * count, min(count, 5)).round().astype(int))
+    names = [*(rounded(edges[k]) for k in shown), f"> {rounded(edges[-1])}"]
+    axes.set_xticks([*shown, count + 0.5], names)

@@ -44,18 +44,20 @@
   const draw = (canvas, surface) => {
     const wide = canvas.clientWidth, tall = canvas.clientHeight;
     if (!wide || !tall) return;
+    const style = getComputedStyle(canvas);
     const sharp = window.devicePixelRatio || 1;
     canvas.width = Math.round(wide * sharp);
     canvas.height = Math.round(tall * sharp);
     const pen = canvas.getContext("2d");
     pen.scale(sharp, sharp);
-    const unit = Math.min(wide / 3.3, tall / 2.75);
+    pen.font = `12px ${style.fontFamily}`;
+    const margin = 10 + Math.max(...[data.low, data.high].map((text) => pen.measureText(text).width));
+    const unit = Math.min((wide - 2 * margin) / 2.84, tall / 2.75);
     const place = (p) => [wide / 2 + p.across * unit, tall / 2 + p.down * unit];
     const path = (points) => {
       pen.beginPath();
       points.forEach((p, k) => (k ? pen.lineTo(...place(p)) : pen.moveTo(...place(p))));
     };
-    const style = getComputedStyle(canvas);
     const ink = style.getPropertyValue("--ink"), faint = style.getPropertyValue("--faint");
     pen.lineWidth = 1;
     pen.strokeStyle = faint;
@@ -69,23 +71,26 @@
       pen.fill();
       pen.lineWidth = 0.6; // closes the gaps between cells
       pen.stroke();
-      pen.strokeStyle = "rgba(0, 0, 0, 0.25)";
+      pen.globalAlpha = 0.3;
+      pen.strokeStyle = ink;
       pen.lineWidth = 0.4;
       pen.stroke();
+      pen.globalAlpha = 1;
     }
-    axes(pen, place, ink, faint, style.fontFamily);
+    axes(pen, place, ink, faint, wide);
   };
 
   // names of the axes at the near edges of the floor, and the upright at the left
-  const axes = (pen, place, ink, faint, family) => {
-    pen.font = `12px ${family}`;
+  const axes = (pen, place, ink, faint, wide) => {
     pen.fillStyle = ink;
     pen.textBaseline = "middle";
+    pen.textAlign = "left";
     const middle = (sides) => sides.sort((a, b) => b.near - a.near)[0];
     const label = (text, p) => {
       const [x, y] = place(p);
-      pen.textAlign = p.across < -0.15 ? "right" : p.across > 0.15 ? "left" : "center";
-      pen.fillText(text, x, y);
+      const long = pen.measureText(text).width;
+      const from = x - long * (p.across < -0.15 ? 1 : p.across > 0.15 ? 0 : 0.5);
+      pen.fillText(text, Math.min(Math.max(from, 2), wide - long - 2), y); // never past the edge
     };
     label("first direction", middle([-1.14, 1.14].map((y) => seen(0, y, 0))));
     label("second direction", middle([-1.14, 1.14].map((x) => seen(x, 0, 0))));
@@ -98,10 +103,10 @@
     pen.moveTo(...foot);
     pen.lineTo(...top);
     pen.stroke();
-    pen.textAlign = "left";
-    pen.fillText(data.low, 2, foot[1]);
-    pen.fillText(data.high, 2, top[1]);
-    pen.fillText("loss", 2, top[1] - 16);
+    pen.textAlign = "right";
+    pen.fillText(data.low, foot[0] - 6, foot[1]);
+    pen.fillText(data.high, top[0] - 6, top[1]);
+    pen.fillText("loss", top[0] - 6, top[1] - 16);
   };
 
   let asked = false;

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saltflat.report.chart import Axis, Series, all_of, chart, finite_range, set_axis, shortened, sheet, spans_decades, tick
+from saltflat.report.chart import HEIGHT, WIDTH, Axis, Series, all_of, chart, finite_range, rounded, set_axis, shortened, sheet, spans_decades, tick
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.look import MAP, Look
@@ -41,7 +41,7 @@ class Scale:
         return (np.geomspace if self.log else np.linspace)(self.low, self.high, LEVELS)
 
     def __str__(self) -> str:
-        return f"{tick(self.low)} to {tick(self.high)}" + (", logarithmic" if self.log else "")
+        return f"{rounded(self.low)} to {rounded(self.high)}" + (", logarithmic" if self.log else "")
 
 
 def common_scale(surfaces: Sequence[Surface]) -> Scale:
@@ -136,7 +136,7 @@ def _in_words(surface: Surface) -> str:
     low, high = finite_range(surface.loss)
     away = int((~np.isfinite(surface.loss)).sum())
     rest = f"; not finite at {away} of {surface.loss.size} points" if away else ""
-    return f"loss from {tick(low)} to {tick(high)}{rest}"
+    return f"loss from {rounded(low)} to {rounded(high)}{rest}"
 
 
 def _contours(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
@@ -147,11 +147,10 @@ def _contours(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
         from matplotlib.colors import LogNorm
 
         settings["norm"] = LogNorm(scale.low, scale.high)
-    filled = axes.contourf(surface.alphas, surface.betas, loss, cmap=MAP, extend="both", **settings)
+    filled = axes.contourf(surface.alphas, surface.betas, loss, cmap=MAP, **settings)
     filled.set_edgecolor("face")  # else thin gaps between the bands
     axes.contour(surface.alphas, surface.betas, loss, colors="#00000055", linewidths=0.5, **settings)
-    axes.plot(0, 0, marker="+", markersize=11, markeredgewidth=2.2, color="#ffffff")
-    axes.plot(0, 0, marker="+", markersize=9, markeredgewidth=1.0, color="#000000")
+    axes.plot(0, 0, marker="o", markersize=5, color="#ffffff", markeredgecolor="#000000")
     axes.grid(False)
     axes.set_aspect("equal")
     axes.set_title(shortened(name), fontsize=9)
@@ -165,25 +164,35 @@ def _colour_bar(figure: Figure, filled: Any, axes: Any, scale: Scale) -> None:
     shown = scale.levels()[:: (LEVELS - 1) // 4]
     bar = figure.colorbar(filled, ax=axes, ticks=shown, label="loss")
     bar.ax.minorticks_off()
-    bar.ax.set_yticks(shown, [tick(float(f"{value:.3g}")) for value in shown])
+    bar.ax.set_yticks(shown, [rounded(value) for value in shown])
 
 
 def _still(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
-    figure, axes = sheet(legend=[name], projection="3d")
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, HEIGHT + 0.6))
+    room: Any = figure.add_axes((0.0, 0.04, 0.94, 0.9), projection="3d")
     small = thinned(surface)
     first, second = np.meshgrid(small.alphas, small.betas, indexing="ij")
-    room: Any = axes
     room.plot_surface(
         first, second, scale.heights(small.loss), cmap=MAP, vmin=0, vmax=1, rcount=MOST, ccount=MOST, linewidth=0.2
     )
     room.set_zlim(0, 1)
-    room.set_zticks([0, 0.5, 1], [tick(float(f"{scale.levels()[k]:.3g}")) for k in (0, LEVELS // 2, -1)])
+    room.set_zticks([0, 0.5, 1], [rounded(scale.levels()[k]) for k in (0, LEVELS // 2, -1)])
     room.view_init(elev=32, azim=-55)
-    room.set_box_aspect((1, 1, 0.7), zoom=0.92)
+    room.set_box_aspect((1, 1, 0.7), zoom=1.0)
+    room.set_xticks(_three(small.alphas))
+    room.set_yticks(_three(small.betas))
     room.set_title(shortened(name), fontsize=9)
     room.set(xlabel="first direction", ylabel="second direction", zlabel="loss")
     room.tick_params(labelsize=7, pad=-1)
     return figure
+
+
+def _three(values: Array) -> list[float]:
+    """The ends and the middle of an axis."""
+    low, high = finite_range(values)
+    return [low, (low + high) / 2, high]
 
 
 def thinned(surface: Surface) -> Surface:
@@ -204,8 +213,8 @@ def turning(runs: Sequence[Kept]) -> dict[str, Any] | None:
         return None
     scale = common_scale([surface for _, surface in there])
     return {
-        "low": tick(scale.low),
-        "high": tick(scale.high),
+        "low": rounded(scale.low),
+        "high": rounded(scale.high),
         "surfaces": [
             {
                 "name": name,

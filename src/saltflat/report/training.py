@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from saltflat.report.chart import Axis, Series, chart
+from saltflat.privacy.statement import rounded_up
+from saltflat.report.chart import Axis, Series, chart, tick
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept, Reading
 
@@ -22,7 +24,12 @@ def accuracy_against_epsilon(runs: Sequence[Kept]) -> Picture | None:
             series.append(Series(place, run.name, [e for e, _ in pairs], [a for _, a in pairs], end))  # type: ignore[arg-type]
     if not series:
         return None
-    ends = [f"{s.name} ends at {s.end[1]:.2%} with epsilon {s.end[0]:.4g}" for s in series if s.end]
+    ends = [
+        f"{s.name} {'ended at' if runs[s.place].finished else 'has come to'} "
+        f"{tick(s.end[1], percent=True)} with epsilon {rounded_up(s.end[0], 4)}"
+        for s in series
+        if s.end
+    ]
     return Picture(
         "accuracy-epsilon",
         "Test accuracy against epsilon",
@@ -53,7 +60,7 @@ def _on_the_way(runs: Sequence[Kept], what: str, title: str, axis: Axis) -> Pict
             series.append(Series(place, run.name, at, values, at=_changes(readings, clock)))
     if not series:
         return None
-    number = (lambda v: f"{v:.2%}") if axis.percent else (lambda v: f"{v:.4g}")
+    number = partial(tick, percent=True) if axis.percent else partial(rounded_up, digits=4)
     words = "; ".join(f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock} {s.x[-1]:.4g}" for s in series)
     return Picture(f"{what}-training", title, words, lambda look: chart(look, series, x=Axis(label=clock), y=axis))
 

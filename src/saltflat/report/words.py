@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saltflat.privacy.statement import Statement, rounded_up
+from saltflat.report.chart import tick
 from saltflat.report.folder import Kept, Spent, in_words
 from saltflat.report.found import number, text
 
@@ -21,7 +22,7 @@ def epsilon(spent: Spent) -> str:
 
 
 def delta(spent: Spent) -> str:
-    return UNKNOWN if spent.delta is None else f"{spent.delta:g}"
+    return UNKNOWN if spent.delta is None else tick(spent.delta)
 
 
 def accuracy(run: Kept) -> str:
