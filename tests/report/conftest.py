@@ -9,7 +9,7 @@ from folders import write_interpolation, write_landscape, write_run
 from saltflat.report.folder import gather
 from saltflat.report.page import page
 
-EVIL = '<script>alert(1)</script>"\'&$x$_'
+EVIL = "<script>alert(1)</script>\"'&$x$_"
 LONG = "a-run-whose-name-is-so-long-that-no-phone-has-room-for-it-in-one-line-" + 40 * "x"
 
 

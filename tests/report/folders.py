@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,12 @@ def write_run(
 
 
 def write_statement(path: Path, **changes: Any) -> None:
-    declared = Declared(delta=DELTA, size=1437)
-    facts = json.loads(state(phase_event(RATE, NOISE, STEPS), declared).as_json())
-    (path / "statement.json").write_text(json.dumps({**facts, **changes}))
+    (path / "statement.json").write_text(json.dumps({**json.loads(_statement()), **changes}))
+
+
+@cache
+def _statement() -> str:
+    return state(phase_event(RATE, NOISE, STEPS), Declared(delta=DELTA, size=1437)).as_json()
 
 
 def write_metrics(path: Path, steps: Any, *, peak: float = 0.9) -> None:
@@ -73,10 +77,34 @@ def write_landscape(path: Path, *, sharp: float = 1.0, status: str = "public", s
     np.savez(folder / "line.npz", alphas=line, loss=curve, accuracy=0.95 / (1 + curve))
     write_spectrum(folder, sharp, marks)
     measures = {
-        **{"data": "digits", "split": "test", "status": status, "examples": 360, "subset": "1f2e3d4c", "seed": 0},
-        **{"precision": "float64", "loss": 0.3, "accuracy": 0.91, "weight_norm": 7.25, "lambda_max": 21.5 * sharp},
-        **{"lambda_5": 9.0, "ratio": 2.389 * sharp, "hessian_norm": 21.5 * sharp, "trace": 152.0, "trace_error": 3.1},
-        **{"sharpness": 81.0, "sharpness_solver": "L-BFGS-B, 3 restarts", "sam_gap": 0.04, "average_gap": 0.01},
+        **{
+            "data": "digits",
+            "split": "test",
+            "status": status,
+            "examples": 360,
+            "subset": "1f2e3d4c",
+            "seed": 0,
+        },
+        **{
+            "precision": "float64",
+            "loss": 0.3,
+            "accuracy": 0.91,
+            "weight_norm": 7.25,
+            "lambda_max": 21.5 * sharp,
+        },
+        **{
+            "lambda_5": 9.0,
+            "ratio": 2.389 * sharp,
+            "hessian_norm": 21.5 * sharp,
+            "trace": 152.0,
+            "trace_error": 3.1,
+        },
+        **{
+            "sharpness": 81.0,
+            "sharpness_solver": "L-BFGS-B, 3 restarts",
+            "sam_gap": 0.04,
+            "average_gap": 0.01,
+        },
         "noise_tolerance": [[steps, 0.002 * sharp * steps] for steps in (1, 3, 10, 30, 100)],
     }
     (folder / "measures.json").write_text(json.dumps(measures))
@@ -84,6 +112,14 @@ def write_landscape(path: Path, *, sharp: float = 1.0, status: str = "public", s
     counts = (1000 * np.exp(-np.arange(len(edges) - 1) / (4 * sharp))).astype(int).tolist()
     gradients = {"edges": edges, "counts": counts, "overflow": 12, "clip_norm": 0.1, "clipped_share": 0.62}
     (folder / "gradients.json").write_text(json.dumps({**gradients, "status": status}))
+    return path
+
+
+def without_pictures(path: Path) -> Path:
+    """The same run, quicker to report on."""
+    for name in ("surface.npz", "line.npz", "spectrum.npz", "gradients.json"):
+        (path / "landscape" / name).unlink()
+    (path / "metrics.jsonl").unlink()
     return path
 
 
@@ -98,5 +134,9 @@ def write_interpolation(path: Path, names: list[str]) -> None:
     alphas = np.linspace(-0.5, 1.5, 41)
     loss = np.stack([0.3 + (k + 1) * (alphas * (1 - alphas)) ** 2 for k in range(len(names))])
     np.savez(
-        path / "landscape" / "interpolation.npz", alphas=alphas, loss=loss, accuracy=1 / (1 + loss), names=names
+        path / "landscape" / "interpolation.npz",
+        alphas=alphas,
+        loss=loss,
+        accuracy=1 / (1 + loss),
+        names=names,
     )

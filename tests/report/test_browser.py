@@ -24,10 +24,16 @@ from selenium.webdriver.common.keys import Keys  # noqa: E402
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-FLAGS = (
-    "headless=new no-sandbox disable-gpu disable-quic no-first-run disable-background-networking "
-    "disable-component-update disable-sync"
-).split()
+FLAGS = [
+    "headless=new",
+    "no-sandbox",
+    "disable-gpu",
+    "disable-quic",
+    "no-first-run",
+    "disable-background-networking",
+    "disable-component-update",
+    "disable-sync",
+]
 
 pytestmark = pytest.mark.skipif(
     not (BROWSER and DRIVER), reason="no chromium and chromedriver here (Debian: chromium, chromium-driver)"

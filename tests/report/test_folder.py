@@ -9,7 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from folders import DELTA, NOISE, RATE, STEPS, reading, write_landscape, write_metrics, write_run, write_statement
+from folders import (
+    DELTA,
+    NOISE,
+    RATE,
+    STEPS,
+    reading,
+    write_landscape,
+    write_metrics,
+    write_run,
+    write_statement,
+)
 
 from saltflat.errors import DataError
 from saltflat.privacy import ledger
@@ -121,7 +131,9 @@ def test_a_run_that_went_back_has_the_later_readings(tmp_path: Path) -> None:
 def test_torn_lines_and_foreign_fields(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one")
     with (path / "metrics.jsonl").open("ab") as file:
-        file.write(b'{"step": 44, "loss": 1.5}\n[1]\n{"epoch": 3}\n{"step": 48, "accuracy": NaN}\n{"step": 52, "ep')
+        file.write(
+            b'{"step": 44, "loss": 1.5}\n[1]\n{"epoch": 3}\n{"step": 48, "accuracy": NaN}\n{"step": 52, "ep'
+        )
     run = only(path)
     *_, before, last = run.readings.value or ()
     assert (before.step, before.accuracy, last.step, last.accuracy) == (44, None, 48, None)
@@ -210,7 +222,11 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
 
 
 def test_names(tmp_path: Path) -> None:
-    assert unique_names([Path("/a/b/run"), Path("/a/c/run"), Path("/a/c/other")]) == ["b/run", "c/run", "c/other"]
+    assert unique_names([Path("/a/b/run"), Path("/a/c/run"), Path("/a/c/other")]) == [
+        "b/run",
+        "c/run",
+        "c/other",
+    ]
     assert unique_names([Path("/a/bad\nname")]) == ["bad\ufffdname"]
     assert unique_names([Path("/a") / os.fsdecode(b"bad\xff")]) == ["bad?"]
     path = write_run(tmp_path / "one")

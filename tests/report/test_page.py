@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from conftest import EVIL, LONG
-from folders import RATE, write_landscape, write_metrics, write_run, write_statement
+from folders import RATE, without_pictures, write_landscape, write_metrics, write_run, write_statement
 
 from saltflat.privacy.ledger import Ledger
 from saltflat.report.folder import gather
-from saltflat.report.page import SECTIONS, page
+from saltflat.report.page import page
+from saltflat.report.sections import SECTIONS
 
 VOID = {"meta", "br", "hr", "img", "col"}
 
@@ -65,7 +65,9 @@ def full(whole: Path) -> Outline:
 
 
 def test_one_heading_landmarks_and_a_way_past_them(full: Outline) -> None:
-    assert len(full.all("h1")) == len(full.all("main")) == len(full.all("nav")) == len(full.all("footer")) == 1
+    assert (
+        len(full.all("h1")) == len(full.all("main")) == len(full.all("nav")) == len(full.all("footer")) == 1
+    )
     assert full.all("html") == [{"lang": "en"}]
     assert full.all("a")[0] == {"href": "#main", "class": "skip"}
     assert full.all("meta")[2]["content"] == "width=device-width, initial-scale=1"
@@ -174,18 +176,20 @@ def test_a_run_that_cost_more_than_its_statement_says(tmp_path: Path) -> None:
 
 
 def test_what_must_be_seen_first(tmp_path: Path) -> None:
-    bad = write_landscape(write_run(tmp_path / "bad"), status="private: keep this file")
+    bad = without_pictures(write_landscape(write_run(tmp_path / "bad"), status="private: keep this file"))
     write_statement(bad, stamp="NOT PRIVATE: seeded")
     (bad / "ledger.jsonl.head").write_text("{}")
     header = one_page(bad).words.split("Summary")[0]
     assert "bad is NOT PRIVATE: seeded" in header
     assert "bad: ledger damaged." in header
     assert "Keep private." in header
-    assert "Keep private" not in one_page(write_landscape(write_run(tmp_path / "good"))).words
+    assert (
+        "Keep private" not in one_page(without_pictures(write_landscape(write_run(tmp_path / "good")))).words
+    )
 
 
 def test_measures_that_cannot_be_compared(tmp_path: Path) -> None:
-    paths = [write_landscape(write_run(tmp_path / name)) for name in ("one", "two")]
+    paths = [without_pictures(write_landscape(write_run(tmp_path / name))) for name in ("one", "two")]
     assert "not comparable" not in one_page(*paths).words
     file = paths[1] / "landscape" / "measures.json"
     file.write_text(file.read_text().replace("1f2e3d4c", "99999999").replace("float64", "float32"))
@@ -194,12 +198,16 @@ def test_measures_that_cannot_be_compared(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_version(tmp_path: Path) -> None:
-    path = write_landscape(write_run(tmp_path / "one"))
+    path = without_pictures(write_landscape(write_run(tmp_path / "one")))
     (path / "recipe.toml").write_text('colour = "<b>blue</b>"\n')
-    (path / "metrics.jsonl").write_text('{"step": 3, "accuracy": 0.5, "loss": 2}\n{"step": 6, "accuracy": 0.6')
+    (path / "metrics.jsonl").write_text(
+        '{"step": 3, "accuracy": 0.5, "loss": 2}\n{"step": 6, "accuracy": 0.6'
+    )
     write_statement(path, renamed=[1, "<i>two</i>"], epsilon=2.0)
     file = path / "landscape" / "measures.json"
-    file.write_text(json.dumps({"status": "public", "bumpiness": 3.25, "loss": "low", "noise_tolerance": [[1], 2]}))
+    file.write_text(
+        json.dumps({"status": "public", "bumpiness": 3.25, "loss": "low", "noise_tolerance": [[1], 2]})
+    )
     found = one_page(path)
     assert "written by another version" in found.sections["configuration"]
     assert "<b>blue</b>" in found.sections["configuration"]  # as text
@@ -227,5 +235,3 @@ def test_readings_on_the_way_are_drawn_once(tmp_path: Path) -> None:
     before = page(gather([path]))
     write_metrics(path, [40])  # the last step ran again: two lines, one point
     assert page(gather([path])) == before
-
-

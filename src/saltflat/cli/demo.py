@@ -41,7 +41,8 @@ def demo(
     ] = Path("runs/demo"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo in --out.")] = False,
     ledger: Annotated[
-        Path | None, typer.Option(help="A ledger file to charge both runs to.", show_default="one for each run")
+        Path | None,
+        typer.Option(help="A ledger file to charge both runs to.", show_default="one for each run"),
     ] = None,
 ) -> None:
     """Train a small network on scikit-learn's digits with DP-SAT, and with DP-SGD beside it; report on both.
@@ -53,6 +54,7 @@ def demo(
     from rich.console import Console
 
     from saltflat.data import digits
+    from saltflat.privacy.ledger import read
     from saltflat.recipes.build import plan_of
 
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
@@ -67,8 +69,8 @@ def demo(
         }
         _say(outcomes, plans["DP-SAT"], console)
         if ledger is not None:
-            on_record = outcomes["DP-SGD"].on_record
-            console.print(f"on record in {ledger}: epsilon {on_record:.3f} for all runs so far")
+            spent = read(ledger).epsilon(delta)
+            console.print(f"on record in {ledger}: epsilon {spent:.3f} for all runs so far", soft_wrap=True)
         _page(out, ledger, console)
 
 

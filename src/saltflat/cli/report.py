@@ -20,7 +20,8 @@ def register(app: typer.Typer) -> None:
 
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of runs, which `saltflat train --out` wrote.")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Folders of runs, which `saltflat train --out` wrote."),
     ],
     out: Annotated[
         Path | None, typer.Option(help="The HTML file.", show_default="report.html beside the first run")
@@ -73,7 +74,9 @@ def make(
 
     check_drawing()
     if ledger is not None and not ledger.is_file():
-        raise SettingError(f"--ledger {ledger} is no file; leave it out if the runs have ledgers of their own")
+        raise SettingError(
+            f"--ledger {ledger} is no file; leave it out if the runs have ledgers of their own"
+        )
     found = gather(runs, shared=ledger)
     check_place(out, GENERATOR, "--out")
     if card is not None:
@@ -90,7 +93,12 @@ def remarks(runs: list[Kept]) -> list[str]:
     """What a reader must know before opening the report, a line for each."""
     lines = []
     for run in runs:
-        parts = {"recipe": run.recipe, "metrics": run.readings, "statement": run.statement, "ledger": run.ledger}
+        parts = {
+            "recipe": run.recipe,
+            "metrics": run.readings,
+            "statement": run.statement,
+            "ledger": run.ledger,
+        }
         troubles = [part.trouble for part in (*parts.values(), *vars(run.shapes).values()) if part.trouble]
         state = [] if run.finished else ["empty folder" if run.empty else "not finished"]
         said = "; ".join([*([run.spent.stamp] if run.spent.stamp else []), *state, *troubles])

@@ -37,7 +37,9 @@ def check_card(run: Kept) -> None:
     """Refuse a card of a run that has not said what it promises."""
     if run.statement.value is None or not run.has_model:
         why = run.statement.trouble or "it has not ended, so there is no statement or no model"
-        raise SettingError(f"no model card of {run.path}: {why}; saltflat train --resume --out {run.path} goes on")
+        raise SettingError(
+            f"no model card of {run.path}: {why}; saltflat train --resume --out {run.path} goes on"
+        )
 
 
 def card(runs: Sequence[Kept]) -> str:
@@ -66,7 +68,11 @@ def _front(run: Kept) -> str:
     task = {"task": {"type": _task(data)}}
     result = {
         **task,
-        "dataset": {"name": data or "unknown", "type": DATASETS.get(data, data or "unknown"), "split": "test"},
+        "dataset": {
+            "name": data or "unknown",
+            "type": DATASETS.get(data, data or "unknown"),
+            "split": "test",
+        },
         "metrics": [{"type": "accuracy", "value": round(run.accuracy or 0.0, 4), "name": "test accuracy"}],
     }
     facts: dict[str, Any] = {
@@ -93,7 +99,10 @@ def _first_words(run: Kept) -> str:
     said += f"{run.setting('method') or 'a method that is not named'} by saltflat."
     right = "" if run.accuracy is None else f" Test accuracy: {words.accuracy(run)}."
     if run.spent.stamp:
-        return _plain(f"{said}{right}") + f"\n\n**{_plain(run.spent.stamp)}. This model has no privacy guarantee.**"
+        return (
+            _plain(f"{said}{right}")
+            + f"\n\n**{_plain(run.spent.stamp)}. This model has no privacy guarantee.**"
+        )
     return _plain(f"{said}{right}")
 
 
@@ -116,8 +125,8 @@ def _privacy(runs: Sequence[Kept]) -> list[str]:
     others = [other for other in runs[1:] if other.setting("data") == run.setting("data")]
     if others:
         parts.append(
-            f"This run was compared with {len(others)} other{'s' if len(others) > 1 else ''} on the same data. What was "
-            "learnt by comparing is not covered by the epsilon above."
+            f"This run was compared with {len(others)} other{'s' if len(others) > 1 else ''} on the same data. What "
+            "was learnt by comparing is not covered by the epsilon above."
         )
     return parts
 

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 4.2, 2.7  # inches: 302 points, so that letters stay legible when a phone shows the whole width
+WIDTH, HEIGHT = (
+    4.2,
+    2.7,
+)  # inches: 302 points, so that letters stay legible when a phone shows the whole width
 _LONGEST = 30  # letters of a name in a legend
 _UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -77,7 +80,12 @@ def legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None
     """Names under the axes. They are set afterwards: matplotlib would leave out one that begins with "_"."""
     stand_ins = [f"run {place}" for place in range(len(names))]
     made = figure.legend(
-        handles, stand_ins, loc="outside lower left", ncols=_columns(names), handlelength=3.2, columnspacing=1.2
+        handles,
+        stand_ins,
+        loc="outside lower left",
+        ncols=_columns(names),
+        handlelength=3.2,
+        columnspacing=1.2,
     )
     for entry, name in zip(made.get_texts(), names, strict=True):
         entry.set_text(shortened(name))

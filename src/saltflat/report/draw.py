@@ -62,7 +62,9 @@ def _written(picture: Picture, look: Look, kind: str) -> bytes:
 
     file = io.BytesIO()
     with matplotlib.rc_context(_style(look)):
-        about = {"Date": None} if kind == "svg" else {"Software": "saltflat"}  # the same input, the same bytes
+        about = (
+            {"Date": None} if kind == "svg" else {"Software": "saltflat"}
+        )  # the same input, the same bytes
         picture.draw(look).savefig(file, format=kind, dpi=200, metadata=about)
     return file.getvalue()
 

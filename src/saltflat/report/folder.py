@@ -113,9 +113,7 @@ def gather(paths: Sequence[Path], *, shared: Path | None = None) -> list[Kept]:
             what = "is a file" if path.exists() else "does not exist"
             raise DataError(f"{path} {what}; give the folder of a run, which `saltflat train --out` wrote")
     once = list({path.resolve(): path for path in paths}.values())
-    runs = [
-        read_run(path, name, shared=shared) for path, name in zip(once, unique_names(once), strict=True)
-    ]
+    runs = [read_run(path, name, shared=shared) for path, name in zip(once, unique_names(once), strict=True)]
     if all(run.empty for run in runs):
         listed = ", ".join(str(path) for path in once)
         raise DataError(f"{listed}: no run is here (none of {', '.join(PARTS)}); begin one: saltflat train")
@@ -241,7 +239,11 @@ def _mine(history: History, folder: Path) -> list[int]:
     """The line numbers of the runs in a shared ledger that name this folder."""
     names = {str(folder), str(folder.resolve())}
     began = [entry for entry in history.entries if entry.kind == "run"]
-    return [entry.number for entry in began if {entry.body["name"], str(Path(entry.body["name"]).resolve())} & names]
+    return [
+        entry.number
+        for entry in began
+        if {entry.body["name"], str(Path(entry.body["name"]).resolve())} & names
+    ]
 
 
 def _on_record(history: History, delta: float, numbers: list[int] | None) -> float:
@@ -260,7 +262,11 @@ def _on_record(history: History, delta: float, numbers: list[int] | None) -> flo
 
 def larger(statement: Mapping[str, Any], ledger: Found[Book]) -> Spent:
     """See :attr:`Kept.spent`."""
-    promised, delta, stamp = number(statement.get("epsilon")), number(statement.get("delta")), text(statement.get("stamp"))
+    promised, delta, stamp = (
+        number(statement.get("epsilon")),
+        number(statement.get("delta")),
+        text(statement.get("stamp")),
+    )
     book = ledger.value
     if book is not None and book.epsilon == math.inf and book.history.stamp:
         stamp = stamp or book.history.stamp
@@ -270,7 +276,11 @@ def larger(statement: Mapping[str, Any], ledger: Found[Book]) -> Spent:
     if promised is None and recorded is None:
         return Spent(None, delta, "neither a statement nor a readable ledger gives it")
     if book is not None and recorded is not None and (promised is None or recorded > promised * (1 + 1e-9)):
-        why = "the ledger's; there is no statement" if promised is None else "the ledger's, above the statement's"
+        why = (
+            "the ledger's; there is no statement"
+            if promised is None
+            else "the ledger's, above the statement's"
+        )
         return Spent(recorded, book.delta, why)
     if recorded is not None:
         return Spent(promised, delta, "the statement's; the ledger has no more on record")

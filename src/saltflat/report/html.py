@@ -42,9 +42,7 @@ def join(parts: Iterable[str | None]) -> Html:
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str) -> Html:
     """A table whose first column names the rows, in a box of its own that scrolls if the page is narrow."""
     top = tag("tr", *(tag("th", each, scope="col") for each in head))
-    body = [
-        tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows
-    ]
+    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
     whole = tag("table", tag("caption", caption), tag("thead", top), tag("tbody", *body))
     return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=caption)
 

@@ -134,7 +134,9 @@ def _surface(arrays: dict[str, Any]) -> Surface:
     loss = _numbers(arrays, "loss", 2)
     _agree((len(alphas), len(betas)), loss.shape)
     if min(loss.shape) < 2:
-        raise ValueError(f"a surface needs at least 2 x 2 points; this one has {loss.shape[0]} x {loss.shape[1]}")
+        raise ValueError(
+            f"a surface needs at least 2 x 2 points; this one has {loss.shape[0]} x {loss.shape[1]}"
+        )
     return Surface(alphas, betas, loss, _mark(arrays))
 
 

@@ -7,7 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saltflat.report.chart import Axis, Series, all_of, chart, finite_range, legend, rounded, set_axis, sheet, spans_decades, tick
+from saltflat.report.chart import (
+    Axis,
+    Series,
+    all_of,
+    chart,
+    finite_range,
+    legend,
+    rounded,
+    set_axis,
+    sheet,
+    spans_decades,
+    tick,
+)
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.found import number
@@ -29,7 +41,8 @@ def spectra(runs: Sequence[Kept]) -> Picture | None:
         return None
     floor = FLOOR * max(finite_range(density)[1] for *_, density in there)
     series = [
-        Series(place, name, grid, np.where(density > floor, density, np.nan)) for place, name, grid, density in there
+        Series(place, name, grid, np.where(density > floor, density, np.nan))
+        for place, name, grid, density in there
     ]
     words = "; ".join(
         f"{s.name}: eigenvalues from {tick(low)} to {tick(high)}"

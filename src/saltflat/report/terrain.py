@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from saltflat.report.chart import HEIGHT, WIDTH, Axis, Series, all_of, chart, finite_range, rounded, set_axis, shortened, sheet, spans_decades, tick
+from saltflat.report.chart import (
+    HEIGHT,
+    WIDTH,
+    Axis,
+    Series,
+    all_of,
+    chart,
+    finite_range,
+    rounded,
+    set_axis,
+    sheet,
+    shortened,
+    spans_decades,
+    tick,
+)
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.look import MAP, Look
@@ -75,7 +89,9 @@ def along_a_line(runs: Sequence[Kept]) -> list[Picture]:
 
 def between_models(runs: Sequence[Kept]) -> list[Picture]:
     """Loss and accuracy on the straight way from one model to another, 0 and 1 being the models."""
-    made = next((r.shapes.interpolation.value for r in runs if r.shapes.interpolation.value is not None), None)
+    made = next(
+        (r.shapes.interpolation.value for r in runs if r.shapes.interpolation.value is not None), None
+    )
     if made is None:
         return []
     pairs = list(enumerate(made.names))
@@ -175,7 +191,15 @@ def _still(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
     small = thinned(surface)
     first, second = np.meshgrid(small.alphas, small.betas, indexing="ij")
     room.plot_surface(
-        first, second, scale.heights(small.loss), cmap=MAP, vmin=0, vmax=1, rcount=MOST, ccount=MOST, linewidth=0.2
+        first,
+        second,
+        scale.heights(small.loss),
+        cmap=MAP,
+        vmin=0,
+        vmax=1,
+        rcount=MOST,
+        ccount=MOST,
+        linewidth=0.2,
     )
     room.set_zlim(0, 1)
     room.set_zticks([0, 0.5, 1], [rounded(scale.levels()[k]) for k in (0, LEVELS // 2, -1)])
@@ -198,7 +222,8 @@ def _three(values: Array) -> list[float]:
 def thinned(surface: Surface) -> Surface:
     """The surface with at most :data:`MOST` points along each side."""
     rows, columns = (
-        np.unique(np.linspace(0, size - 1, min(size, MOST)).round().astype(int)) for size in surface.loss.shape
+        np.unique(np.linspace(0, size - 1, min(size, MOST)).round().astype(int))
+        for size in surface.loss.shape
     )
     return Surface(
         surface.alphas[rows], surface.betas[columns], surface.loss[np.ix_(rows, columns)], surface.mark

@@ -18,7 +18,9 @@ def accuracy_against_epsilon(runs: Sequence[Kept]) -> Picture | None:
     """The way of each run through (epsilon, accuracy); the large mark is its end, at the epsilon that counts."""
     series = []
     for place, run in enumerate(runs):
-        pairs = [(r.epsilon, r.accuracy) for r in run.readings.value or () if None not in (r.epsilon, r.accuracy)]
+        pairs = [
+            (r.epsilon, r.accuracy) for r in run.readings.value or () if None not in (r.epsilon, r.accuracy)
+        ]
         end = (run.spent.epsilon, run.accuracy) if run.spent.known and run.accuracy is not None else None
         if pairs or end:
             series.append(Series(place, run.name, [e for e, _ in pairs], [a for _, a in pairs], end))  # type: ignore[arg-type]
@@ -61,8 +63,12 @@ def _on_the_way(runs: Sequence[Kept], what: str, title: str, axis: Axis) -> Pict
     if not series:
         return None
     number = partial(tick, percent=True) if axis.percent else partial(rounded_up, digits=4)
-    words = "; ".join(f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock} {s.x[-1]:.4g}" for s in series)
-    return Picture(f"{what}-training", title, words, lambda look: chart(look, series, x=Axis(label=clock), y=axis))
+    words = "; ".join(
+        f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock} {s.x[-1]:.4g}" for s in series
+    )
+    return Picture(
+        f"{what}-training", title, words, lambda look: chart(look, series, x=Axis(label=clock), y=axis)
+    )
 
 
 def _changes(readings: Sequence[Reading], clock: str) -> tuple[float, ...]:

@@ -58,7 +58,9 @@ def state(run: Kept) -> str:
         return "empty folder"
     if run.finished:
         return "finished"
-    return f"not finished: last reading at step {run.last.step}" if run.last else "not finished: no reading yet"
+    return (
+        f"not finished: last reading at step {run.last.step}" if run.last else "not finished: no reading yet"
+    )
 
 
 def sentences(facts: Mapping[str, Any]) -> list[str]:
