@@ -93,5 +93,5 @@ def test_names_stay_text(tmp_path: Path) -> None:
 
 def test_a_run_without_an_end_has_no_card(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one", ended=False)
-    with pytest.raises(SettingError, match="no model card of .* it has not ended"):
+    with pytest.raises(SettingError, match=r"no model card of .* it has not ended"):
         card(gather([path]))

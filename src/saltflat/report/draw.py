@@ -61,7 +61,8 @@ def _written(picture: Picture, look: Look, kind: str) -> bytes:
     import matplotlib
 
     file = io.BytesIO()
-    with matplotlib.rc_context(_style(look)):
+    style: Any = _style(look)
+    with matplotlib.rc_context(style):
         about = (
             {"Date": None} if kind == "svg" else {"Software": "saltflat"}
         )  # the same input, the same bytes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 from saltflat.privacy.statement import rounded_up
 from saltflat.report.chart import Axis, Series, chart, tick
@@ -73,5 +74,5 @@ def _on_the_way(runs: Sequence[Kept], what: str, title: str, axis: Axis) -> Pict
 
 def _changes(readings: Sequence[Reading], clock: str) -> tuple[float, ...]:
     """Where the phase of a run changed."""
-    pairs = zip(readings, readings[1:], strict=False)
+    pairs = pairwise(readings)
     return tuple(getattr(b, clock) for a, b in pairs if None not in (a.phase, b.phase) and a.phase != b.phase)
