@@ -46,6 +46,7 @@ def test_report_pictures_and_card(saltflat: Call, tmp_path: Path, monkeypatch: p
     ]
     assert (tmp_path / "cards" / "README.md").read_text().startswith("---\n")
     assert saltflat("runs/one", "--card", "cards/README.md")[0] == 0  # its own files may be replaced
+    assert saltflat(*sorted(Path("runs").iterdir()))[0] == 0  # `saltflat report runs/*` meets its own report
 
 
 def test_what_to_know_is_said_on_the_way(saltflat: Call, tmp_path: Path) -> None:

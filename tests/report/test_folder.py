@@ -41,7 +41,8 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert run.setting("method") == "dp-sat"
     parts = [run.recipe, run.readings, run.statement, run.ledger, *vars(run.shapes).values()]
     assert [part.trouble for part in parts] == [""] * len(parts)
-    assert [name for name, part in vars(run.shapes).items() if part.missing] == ["interpolation"]
+    absent = [name for name, part in vars(run.shapes).items() if part.missing]
+    assert absent == ["interpolation", "smoothed", "trajectory"]
     assert run.shapes.public
 
 
@@ -200,6 +201,15 @@ def test_a_surface_that_is_none(tmp_path: Path, arrays: dict[str, np.ndarray]) -
 @pytest.mark.parametrize("status", ["private: keep this file", "", "Public"])
 def test_what_does_not_say_public_counts_as_private(tmp_path: Path, status: str) -> None:
     assert not only(write_landscape(write_run(tmp_path / "one"), status=status)).shapes.public
+
+
+def test_one_private_file_among_public_ones_counts(tmp_path: Path) -> None:
+    path = write_landscape(write_run(tmp_path / "one"))
+    arrays = dict(np.load(path / "landscape" / "line.npz"))
+    np.savez(path / "landscape" / "line.npz", **arrays, status="public")
+    assert only(path).shapes.public
+    np.savez(path / "landscape" / "line.npz", **arrays, status="private: keep this file")
+    assert not only(path).shapes.public
 
 
 def test_arrays_without_measures_count_as_private(tmp_path: Path) -> None:

@@ -83,6 +83,21 @@ def test_all_surfaces_have_one_scale() -> None:
     np.testing.assert_allclose(scale.heights(high.loss), [[0.125, 0.125], [0.25, 1.0]])
 
 
+def test_a_way_and_a_smoothed_line(tmp_path: Path) -> None:
+    path = write_landscape(write_run(tmp_path / "one"))
+    folder = path / "landscape"
+    surface, line = (dict(np.load(folder / name)) for name in ("surface.npz", "line.npz"))
+    np.savez(folder / "trajectory.npz", **surface, places=np.array([[0.9, 0.5], [0.3, -0.2], [0.0, 0.0]]))
+    np.savez(folder / "smoothed.npz", **line)
+    (run,) = gather([path])
+    (way,), (smooth,) = terrain.trajectories([run]), terrain.smoothed([run])
+    assert inline(way).count("<path") > inline(terrain.contours([run])[0]).count("<path")  # the way itself
+    assert "Smoothed loss" in inline(smooth)
+    np.savez(folder / "trajectory.npz", **surface, places=np.ones((3, 5)))
+    (run,) = gather([path])
+    assert "places are pairs" in run.shapes.trajectory.trouble
+
+
 def test_a_large_surface_is_thinned_and_keeps_its_corners() -> None:
     side = np.linspace(-1, 1, 201)
     small = terrain.thinned(Surface(side, side, np.add.outer(side, 2 * side), ""))

@@ -47,6 +47,9 @@ def report(
 
     place = out or runs[0].absolute().parent / "report.html"
     console = Console(highlight=False, soft_wrap=True)
+    runs = [
+        run for run in runs if run.absolute() != place.absolute()
+    ] or runs  # `report runs/*`, a second time
     with console.status("reading the runs and drawing"):
         found = make(runs, out=place, pictures=pictures, card=card, ledger=ledger)
     for line in remarks(found):

@@ -127,7 +127,7 @@ def tick(value: float, *, percent: bool = False, power: bool = False) -> str:
     if percent:
         return f"{100 * value:.4g} %"
     size = abs(value)
-    if size and not (0.5 if power else 1e-3) <= size < 1e5:
+    if size and not (0.5 if power else 1e-3) <= size < 1e4:
         tens = math.floor(math.log10(size) + 1e-9)
         front = value / 10.0**tens
         head = "" if abs(front - 1) < 1e-6 else f"{front:.3g}·"

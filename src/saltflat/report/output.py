@@ -36,6 +36,8 @@ def pictures(runs: Sequence[Kept]) -> list[Picture]:
         *terrain.along_a_line(runs),
         *terrain.contours(runs),
         *terrain.stills(runs),
+        *terrain.smoothed(runs),
+        *terrain.trajectories(runs),
         *terrain.between_models(runs),
         spread.spectra(runs),
         spread.noise_tolerance(runs),

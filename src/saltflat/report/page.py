@@ -104,7 +104,7 @@ def _swatch(place: int) -> Html:
 def alerts(runs: Sequence[Kept]) -> list[Html]:
     """What must be seen before any number."""
     found = [
-        alert(f"{run.name} is {run.spent.stamp}", "no epsilon holds for it.")
+        alert(f"{run.name} is {run.spent.stamp}.", "No epsilon holds for it.")
         for run in runs
         if run.spent.stamp
     ]

@@ -104,7 +104,8 @@ def _no_readings(runs: Sequence[Kept]) -> Html:
 
 
 def _landscapes(runs: Sequence[Kept]) -> Section:
-    lines = _figures(terrain.along_a_line(runs))
+    lines = _figures([*terrain.along_a_line(runs), *terrain.smoothed(runs)])
+    ways = _figures(terrain.trajectories(runs))
     maps = _figures(terrain.contours(runs))
     between = terrain.between_models(runs)
     parts: list[Html | None] = [
@@ -116,6 +117,9 @@ def _landscapes(runs: Sequence[Kept]) -> Section:
         tag("h3", "Contours") if maps else None,
         maps,
         _differing(runs),
+        tag("h3", "The way of each run") if ways else None,
+        ways,
+        *(_troubles(runs, partial(_shape, part)) for part in ("smoothed", "trajectory")),
     ]
     if len(runs) > 1:
         parts += [
@@ -204,6 +208,7 @@ MEASURES = {
     "sharpness": "(C_eps, A)-sharpness, %",
     "sharpness_solver": "its solver",
     "sam_gap": "SAM gap",
+    "adaptive_gap": "adaptive SAM gap",
     "average_gap": "average gap",
     "data": "data",
     "split": "split",
@@ -411,9 +416,16 @@ _LANDSCAPE = "saltflat landscape"
 
 def _figures(pictures: Iterable[Picture | None]) -> Html | None:
     drawn = [
-        tag("figure", inline(p), tag("figcaption", tag("strong", p.title), p.words)) for p in pictures if p
+        tag("figure", inline(p), tag("figcaption", tag("strong", p.title), _caption(p.words)))
+        for p in pictures
+        if p
     ]
     return tag("div", *drawn, class_="figures") if drawn else None
+
+
+def _caption(words_: str) -> str | None:
+    """What a picture shows, unless there are so many runs that the summary says it better."""
+    return words_ if len(words_) <= 300 else None
 
 
 def _lacking(runs: Sequence[Kept], *parts: str) -> Html:

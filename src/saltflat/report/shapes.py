@@ -25,16 +25,22 @@ class Line:
     alphas: Array
     loss: Array
     accuracy: Array | None
+    status: str | None = None  # None: the file does not say, as in every class below
 
 
 @dataclass(frozen=True)
 class Surface:
-    """Loss over a plane: alphas (a,), betas (b,), loss (a, b); ``mark`` names directions and examples."""
+    """Loss over a plane: alphas (a,), betas (b,), loss (a, b); ``mark`` names directions and examples.
+
+    ``places`` (steps, 2) are where a run came along, if the plane was laid through its way.
+    """
 
     alphas: Array
     betas: Array
     loss: Array
     mark: str
+    status: str | None = None
+    places: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,7 @@ class Spectrum:
     grid: Array
     density: Array
     mark: str
+    status: str | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class Interpolation:
     loss: Array
     accuracy: Array | None
     names: tuple[str, ...]
+    status: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ class Shapes:
     spectrum: Found[Spectrum]
     gradients: Found[Gradients]
     interpolation: Found[Interpolation]
+    smoothed: Found[Line]
+    trajectory: Found[Surface]
 
     @property
     def some(self) -> bool:
@@ -86,14 +96,15 @@ class Shapes:
 
     @property
     def public(self) -> bool:
-        """Whether everything here says that it comes from public data; what does not say so counts as private."""
-        measures, gradients = self.measures.value, self.gradients.value
-        arrays = (self.line, self.surface, self.spectrum, self.interpolation)
-        if gradients is not None and gradients.status != PUBLIC:
-            return False
-        if measures is None:
-            return not any(part.value is not None for part in arrays)
-        return measures.get("status") == PUBLIC
+        """Whether everything here says that it comes from public data; what does not say so counts as private.
+
+        Arrays without a word of their own are as private as the measures beside them.
+        """
+        measures = self.measures.value
+        said = measures.get("status") if measures is not None else None
+        parts = [part.value for name, part in vars(self).items() if name != "measures"]
+        given = [part.status if part.status is not None else said for part in parts if part is not None]
+        return all(each == PUBLIC for each in ([said] if measures is not None else []) + given)
 
 
 def read_shapes(folder: Path) -> Shapes:
@@ -105,6 +116,8 @@ def read_shapes(folder: Path) -> Shapes:
         spectrum=found(folder / "spectrum.npz", _arrays(_spectrum)),
         gradients=found(folder / "gradients.json", _gradients),
         interpolation=found(folder / "interpolation.npz", _arrays(_interpolation)),
+        smoothed=found(folder / "smoothed.npz", _arrays(_line)),
+        trajectory=found(folder / "trajectory.npz", _arrays(_surface)),
     )
 
 
@@ -126,7 +139,7 @@ def _line(arrays: dict[str, Any]) -> Line:
     loss = _numbers(arrays, "loss", 1)
     accuracy = _numbers(arrays, "accuracy", 1) if "accuracy" in arrays else None
     _agree(alphas.shape, loss.shape, *([accuracy.shape] if accuracy is not None else []))
-    return Line(alphas, loss, accuracy)
+    return Line(alphas, loss, accuracy, _status(arrays))
 
 
 def _surface(arrays: dict[str, Any]) -> Surface:
@@ -137,13 +150,16 @@ def _surface(arrays: dict[str, Any]) -> Surface:
         raise ValueError(
             f"a surface needs at least 2 x 2 points; this one has {loss.shape[0]} x {loss.shape[1]}"
         )
-    return Surface(alphas, betas, loss, _mark(arrays))
+    places = _numbers(arrays, "places", 2) if "places" in arrays else None
+    if places is not None and places.shape[1] != 2:
+        raise ValueError(f"places are pairs; these have {places.shape[1]} numbers")
+    return Surface(alphas, betas, loss, _mark(arrays), _status(arrays), places)
 
 
 def _spectrum(arrays: dict[str, Any]) -> Spectrum:
     grid, density = _numbers(arrays, "grid", 1), _numbers(arrays, "density", 1)
     _agree(grid.shape, density.shape)
-    return Spectrum(grid, density, _mark(arrays))
+    return Spectrum(grid, density, _mark(arrays), _status(arrays))
 
 
 def _interpolation(arrays: dict[str, Any]) -> Interpolation:
@@ -152,7 +168,8 @@ def _interpolation(arrays: dict[str, Any]) -> Interpolation:
     _agree((loss.shape[0], len(alphas)), loss.shape, *([accuracy.shape] if accuracy is not None else []))
     given = np.asarray(arrays.get("names", ())).reshape(-1).tolist()
     names = [str(name) for name in given] if len(given) == len(loss) else []
-    return Interpolation(alphas, loss, accuracy, tuple(names or [f"pair {k + 1}" for k in range(len(loss))]))
+    named = tuple(names or [f"pair {k + 1}" for k in range(len(loss))])
+    return Interpolation(alphas, loss, accuracy, named, _status(arrays))
 
 
 def _gradients(path: Path) -> Found[Gradients]:
@@ -188,6 +205,10 @@ def _numbers(arrays: dict[str, Any], name: str, ndim: int) -> Array:
 def _agree(*shapes: tuple[int, ...]) -> None:
     if len(set(shapes)) > 1:
         raise ValueError(f"shapes do not agree: {', '.join(map(str, shapes))}")
+
+
+def _status(arrays: dict[str, Any]) -> str | None:
+    return str(arrays["status"]) if "status" in arrays else None
 
 
 def _mark(arrays: dict[str, Any]) -> str:

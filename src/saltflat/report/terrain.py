@@ -26,12 +26,13 @@ from saltflat.report.chart import (
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.look import MAP, Look
-from saltflat.report.shapes import Array, Surface
+from saltflat.report.shapes import Array, Line, Surface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEVELS = 13
+STEP = Axis(label="distance, in filter norms")
 MOST = 41  # points along a side of the surface that turns; more would only make the page slow
 
 
@@ -74,17 +75,27 @@ def common_scale(surfaces: Sequence[Surface]) -> Scale:
 def along_a_line(runs: Sequence[Kept]) -> list[Picture]:
     """Loss, and accuracy where it was taken, along one direction through each run's end."""
     lines = [(place, run.name, run.shapes.line.value) for place, run in enumerate(runs)]
-    loss = [Series(place, name, line.alphas, line.loss) for place, name, line in lines if line is not None]
     right = [
         Series(place, name, line.alphas, line.accuracy)
         for place, name, line in lines
         if line is not None and line.accuracy is not None
     ]
-    step = Axis(label="distance, in filter norms")
     return [
-        *_pictures("line-loss", "Loss along a direction", loss, x=step, percent=False),
-        *_pictures("line-accuracy", "Accuracy along a direction", right, x=step, percent=True),
+        *_pictures("line-loss", "Loss along a direction", _losses(lines), x=STEP, percent=False),
+        *_pictures("line-accuracy", "Accuracy along a direction", right, x=STEP, percent=True),
     ]
+
+
+def smoothed(runs: Sequence[Kept]) -> list[Picture]:
+    """The same direction through the landscape that DPLIS sees: the loss averaged over jittered weights."""
+    lines = [(place, run.name, run.shapes.smoothed.value) for place, run in enumerate(runs)]
+    return _pictures(
+        "smoothed-loss", "Smoothed loss along a direction", _losses(lines), x=STEP, percent=False
+    )
+
+
+def _losses(lines: Sequence[tuple[int, str, Line | None]]) -> list[Series]:
+    return [Series(place, name, line.alphas, line.loss) for place, name, line in lines if line is not None]
 
 
 def between_models(runs: Sequence[Kept]) -> list[Picture]:
@@ -121,28 +132,40 @@ def _ends(series: Series, *, percent: bool) -> str:
 
 def contours(runs: Sequence[Kept]) -> list[Picture]:
     """A map of the loss around each run's end, all in the same colours."""
-    return _each(runs, "contours", "Loss around the end of {}", _contours)
+    return _each(runs, "surface", _Kind("contours", "Loss around the end of {}", _contours))
+
+
+def trajectories(runs: Sequence[Kept]) -> list[Picture]:
+    """A map of the loss in the plane that each run's way lies in as nearly as possible, with the way."""
+    return _each(runs, "trajectory", _Kind("trajectory", "Way of {} through its own plane", _contours))
 
 
 def stills(runs: Sequence[Kept]) -> list[Picture]:
     """The same as a surface seen from one side, for paper and for files."""
-    return _each(runs, "surface", "Loss surface of {}", _still)
+    return _each(runs, "surface", _Kind("surface", "Loss surface of {}", _still))
 
 
-def _each(
-    runs: Sequence[Kept], key: str, title: str, draw: Callable[[Look, Surface, Scale, str], Figure]
-) -> list[Picture]:
-    there = [(place, run, run.shapes.surface.value) for place, run in enumerate(runs)]
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of picture of a surface."""
+
+    key: str
+    title: str
+    draw: Callable[[Look, Surface, Scale, str], Figure]
+
+
+def _each(runs: Sequence[Kept], part: str, kind: _Kind) -> list[Picture]:
+    there = [(place, run, getattr(run.shapes, part).value) for place, run in enumerate(runs)]
     found = [(place, run, surface) for place, run, surface in there if surface is not None]
     scale = common_scale([surface for _, _, surface in found]) if found else None
 
     def picture(place: int, run: Kept, surface: Surface) -> Picture:
         assert scale is not None
         return Picture(
-            f"{key}-{place + 1}",
-            title.format(run.name),
+            f"{kind.key}-{place + 1}",
+            kind.title.format(run.name),
             _in_words(surface),
-            lambda look: draw(look, surface, scale, run.name),
+            lambda look: kind.draw(look, surface, scale, run.name),
         )
 
     return [picture(*each) for each in found]
@@ -166,9 +189,11 @@ def _contours(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
     filled = axes.contourf(surface.alphas, surface.betas, loss, cmap=MAP, **settings)
     filled.set_edgecolor("face")  # else thin gaps between the bands
     axes.contour(surface.alphas, surface.betas, loss, colors="#00000055", linewidths=0.5, **settings)
+    if surface.places is not None:
+        axes.plot(*surface.places.T, color="#ffffff", linewidth=1.2, marker=".", markersize=5)
     axes.plot(0, 0, marker="o", markersize=5, color="#ffffff", markeredgecolor="#000000")
     axes.grid(False)
-    axes.set_aspect("equal")
+    axes.set_aspect("equal" if surface.places is None else "auto")
     axes.set_title(shortened(name), fontsize=9)
     set_axis(axes, "x", Axis(label="first direction"))
     set_axis(axes, "y", Axis(label="second direction"))
