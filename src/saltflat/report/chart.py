@@ -110,12 +110,15 @@ def set_axis(axes: Axes, which: str, axis: Axis) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     getattr(axes, f"set_{which}label")(axis.label)
-    its = getattr(axes, f"{which}axis")
+    its, few = getattr(axes, f"{which}axis"), False
     if axis.log:
         getattr(axes, f"set_{which}scale")("log")
-        its.set_major_locator(LogLocator(numticks=7))
+        low, high = its.get_view_interval()
+        few = low > 0 and high < 1e3 * low  # powers of ten alone would be too few to read values from
+        its.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
         its.set_minor_formatter(NullFormatter())
-    its.set_major_formatter(FuncFormatter(lambda value, _: tick(value, percent=axis.percent, power=axis.log)))
+    power = axis.log and not few
+    its.set_major_formatter(FuncFormatter(lambda value, _: tick(value, percent=axis.percent, power=power)))
 
 
 def tick(value: float, *, percent: bool = False, power: bool = False) -> str:
