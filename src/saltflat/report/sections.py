@@ -84,7 +84,7 @@ def _against(runs: Sequence[Kept]) -> Section:
     picture = training.accuracy_against_epsilon(runs)
     words_ = tag(
         "p",
-        "Lines: what each reading on the way had spent by the plan. Large marks: the end of a run, at the epsilon that "
+        "Lines: what was on record at each reading on the way. Large marks: the end of a run, at the epsilon that "
         "counts (the larger of statement and ledger).",
     )
     inside = (words_, _figures([picture])) if picture else ()

@@ -47,7 +47,7 @@ def accuracy_on_the_way(runs: Sequence[Kept]) -> Picture | None:
 
 
 def epsilon_on_the_way(runs: Sequence[Kept]) -> Picture | None:
-    """Epsilon spent so far, by the plan, over epochs."""
+    """Epsilon on record so far, over epochs."""
     return _on_the_way(runs, "epsilon", "Epsilon spent during training", EPSILON)
 
 
