@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) (a minute or two, once)"
 	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --editable '.[dev,report]'
 	@touch $@
 
 $(PEERS): $(STAMP)
@@ -25,7 +25,7 @@ $(PEERS): $(STAMP)
 
 setup: $(STAMP) ## create .venv with everything that tests and demo need
 
-demo: $(STAMP) ## train on embedded digits with DP-SAT and DP-SGD at epsilon 3
+demo: $(STAMP) ## train on embedded digits with DP-SAT and DP-SGD at epsilon 3, and report on both
 	@$(BIN)/saltflat demo
 
 test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes on two cores)

@@ -30,6 +30,7 @@ ONLY = {
     "privacy": {"core.tree", "errors", "privacy"},
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.optim", "core.plan", "errors", "methods", "plans", "privacy.splits"},  # no door, no data
+    "report": {"errors", "privacy", "recipes.recipe", "report"},  # it reads files: no step, no torch
     "front": {"core", "methods", "errors", "privacy", "front"},  # no readers, no clipping of its own
 }
 
@@ -91,11 +92,12 @@ def test_only_the_command_line_stands_before_the_front() -> None:
             assert not any(module == "front" or module.startswith("front.") for module in imports(path)), path
 
 
-def test_the_command_line_starts_without_torch() -> None:
+def test_the_command_line_and_the_report_start_without_torch() -> None:
     import subprocess
 
-    code = "import sys, saltflat.cli; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for module in ("saltflat.cli", "saltflat.report.page, saltflat.report.card, saltflat.report.output"):
+        code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, module
 
 
 def test_every_public_name_exists() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,24 +14,65 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from saltflat.cli import app, demo, main
+from saltflat.cli import demo, main
 from saltflat.privacy import durable
 from saltflat.privacy.checkpoint import load
 from saltflat.privacy.ledger import Ledger, read
+from saltflat.recipes.build import network_of
 
 
-def test_it_trains_and_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "STEPS", 3)
-    result = CliRunner().invoke(app, ["demo", "--epsilon", "3"])
-    assert result.exit_code == 0, result.output
+def test_it_trains_and_reports(short, tmp_path: Path) -> None:
+    code, out, err = short("--epsilon", "3")
+    assert (code, err) == (0, "")
     for fact in ("DP-SAT", "DP-SGD", "delta 1e-05", "unit: one example", "add or remove", "Poisson"):
-        assert fact in result.output
+        assert fact in out
+    place = Path("runs/demo/report.html")
+    assert out.splitlines()[-1] == f"report: {place} (open it in a browser; the next demo replaces it)"
+    page = place.read_text(encoding="utf-8")
+    assert "DP-SAT" in page
+    assert page.count("<figure>") == 3
+    assert "Made by `saltflat demo`" in (place.parent / demo.NOTE).read_text()
+
+
+def test_the_next_demo_replaces_this_one_and_nothing_else(short) -> None:
+    assert short()[0] == 0
+    place = Path("runs/demo")
+    (place / "mine.txt").write_text("kept")
+    first = read(place / "DP-SAT" / "ledger.jsonl").head
+    assert short()[0] == 0
+    assert read(place / "DP-SAT" / "ledger.jsonl").head != first
+    assert (place / "mine.txt").read_text() == "kept"
+
+
+def test_a_folder_that_is_not_the_demos_is_left_alone(short, tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "DP-SAT").mkdir(parents=True)
+    assert "did not make" in one_line(short("--out", theirs))
+    (tmp_path / "file").touch()
+    assert "is a file" in one_line(short("--out", tmp_path / "file"))
+    assert sorted(theirs.rglob("*")) == [theirs / "DP-SAT"]
+
+
+def test_two_demos_at_once_do_not_clear_each_other(short, tmp_path: Path) -> None:
+    place = tmp_path / "one"
+    place.mkdir()
+    with (place / demo.NOTE).open("w") as note:
+        fcntl.flock(note, fcntl.LOCK_EX)
+        assert "a demo is running" in one_line(short("--out", place))
+
+
+def test_without_matplotlib_it_says_so_and_ends_well(short, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = short()
+    assert (code, err) == (0, "")
+    assert "no report: the report needs matplotlib: pip install 'saltflat[report]'" in out.splitlines()[-1]
+    assert not Path("runs/demo/report.html").exists()
 
 
 def test_the_network_is_as_small_as_it_says() -> None:
-    assert sum(p.numel() for p in demo.network().parameters()) == 9258
+    network = network_of(demo._recipe("dp-sat", 1437, 3.0, 1e-5))
+    assert sum(p.numel() for p in network.parameters()) == 9258
 
 
 def test_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,9 +84,11 @@ def test_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run ``saltflat demo`` with three steps in this process; (exit code, stdout, stderr)."""
+def short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Run ``saltflat demo`` with three steps in this process and an empty folder; (exit code, stdout, stderr)."""
     monkeypatch.setattr(demo, "STEPS", 3)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
 
     def call(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.argv", ["saltflat", "demo", *map(str, arguments)])
@@ -57,14 +101,19 @@ def short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
 
 
 def test_runs_are_charged_and_kept(short, tmp_path: Path) -> None:
-    options = ("--ledger", tmp_path / "a.ledger", "--checkpoints", tmp_path / "kept")
+    options = ("--ledger", tmp_path / "a.ledger", "--out", tmp_path / "kept")
     code, out, err = short(*options)
     assert (code, err) == (0, "")
     history = read(tmp_path / "a.ledger")
-    assert [(run.name, sum(run.steps.values())) for run in history.runs()] == [("DP-SAT", 3), ("DP-SGD", 3)]
+    runs = [(Path(run.name).name, sum(run.steps.values())) for run in history.runs()]
+    assert runs == [("DP-SAT", 3), ("DP-SGD", 3)]
     assert f"epsilon {history.epsilon(1e-5):.3f} for all runs so far" in " ".join(out.split())
-    assert {load(tmp_path / "kept" / name).meta["step"] for name in ("DP-SAT", "DP-SGD")} == {3}
-    assert short(*options)[0] == 0  # finished runs are not run again
+    assert {load(tmp_path / "kept" / name / "checkpoints").meta["step"] for name in ("DP-SAT", "DP-SGD")} == {
+        3
+    }
+    assert "Whole: " in (tmp_path / "kept" / "report.html").read_text(encoding="utf-8")  # the shared ledger
+    assert "other settings" in one_line(short(*options, "--resume", "--epsilon", 2))
+    assert short(*options, "--resume")[0] == 0  # finished runs are not run again
     assert sum(read(tmp_path / "a.ledger").steps().values()) == 6
 
 
@@ -94,7 +143,7 @@ def test_a_second_writer_is_one_line(short, tmp_path: Path) -> None:
     assert read(tmp_path / "a.ledger").steps() == {(1.0, 20.0): 11}
 
 
-@pytest.mark.parametrize("what", ["--ledger", "--checkpoints"])
+@pytest.mark.parametrize("what", ["--ledger", "--out"])
 def test_a_full_disk_is_one_line_and_nothing_is_lost(
     short, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -104,26 +153,26 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     def full(*args: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    place = {"--ledger": tmp_path / "a.ledger", "--checkpoints": tmp_path / "kept"}[what]
+    place = {"--ledger": tmp_path / "a.ledger", "--out": tmp_path / "kept"}[what]
     with monkeypatch.context() as patch:
         patch.setattr(durable, "os", SimpleNamespace(**{**vars(os), "fsync": full}))
         said = one_line(short(what, place))
     assert "No space left on device" in said
     assert "free the disk" in said
     assert read(tmp_path / "a.ledger").steps() == {(1.0, 20.0): 10}
-    assert short("--ledger", tmp_path / "a.ledger", "--checkpoints", tmp_path / "kept")[0] == 0
+    assert short("--ledger", tmp_path / "a.ledger", "--out", tmp_path / "kept")[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_step_keeps_it_and_exits_with_128_and_its_number(
     tmp_path: Path, number: int
 ) -> None:
-    arguments = ["demo", "--ledger", str(tmp_path / "a.ledger"), "--checkpoints", str(tmp_path / "kept")]
+    arguments = ["demo", "--ledger", str(tmp_path / "a.ledger"), "--out", str(tmp_path / "kept")]
     code = f"import sys; sys.argv = {['saltflat', *arguments]}\nfrom saltflat.cli import main; main()"
     child = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    first = tmp_path / "kept" / "DP-SAT" / "000001.json"
+    first = tmp_path / "kept" / "DP-SAT" / "checkpoints" / "000001.json"
     limit = time.monotonic() + 60
     while not first.exists() and time.monotonic() < limit:
         time.sleep(0.01)
@@ -132,6 +181,6 @@ def test_a_signal_ends_the_step_keeps_it_and_exits_with_128_and_its_number(
     assert child.returncode == 128 + number
     assert err.count("\n") == 1
     assert f"stopped by {signal.Signals(number).name} after step" in err
-    kept = load(tmp_path / "kept" / "DP-SAT").meta["step"]
+    kept = load(tmp_path / "kept" / "DP-SAT" / "checkpoints").meta["step"]
     assert f"after step {kept} of 200" in err
     assert sum(read(tmp_path / "a.ledger").steps().values()) == kept  # a clean end: settled to the step

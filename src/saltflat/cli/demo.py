@@ -1,26 +1,31 @@
-"""``saltflat demo``: DP-SAT and DP-SGD on embedded digits, side by side, at one epsilon."""
+"""``saltflat demo``: DP-SAT and DP-SGD on embedded digits, side by side, at one epsilon, and a report on both."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from saltflat.errors import SettingError
+from saltflat.recipes.recipe import Recipe
+
 if TYPE_CHECKING:
     from rich.console import Console
-    from torch import Tensor, nn
 
-    from saltflat.core.plan import Method, Plan
+    from saltflat.core.plan import Plan
     from saltflat.data import Split
-    from saltflat.privacy.ledger import Ledger
+    from saltflat.runs import Outcome
 
 STEPS = 200
-EXPECTED_BATCH = 512
-CLIP_NORM = 0.1
-LEARNING_RATE, MOMENTUM = 2.0, 0.9
-RADIUS = 0.03
+METHODS = {"DP-SAT": "dp-sat", "DP-SGD": "dp-sgd"}
+REPORT = "report.html"
+NOTE = "demo.txt"  # in every folder that the demo may clear
+_SAID = f"Made by `saltflat demo`. The next demo replaces {', '.join(METHODS)} and {REPORT} in this folder.\n"
 
 
 def register(app: typer.Typer) -> None:
@@ -29,14 +34,18 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    epsilon: Annotated[float, typer.Option(help="The epsilon that each of the two runs spends.")] = 3.0,
+    epsilon: Annotated[float, typer.Option(help="The epsilon that each of the two runs may spend.")] = 3.0,
     delta: Annotated[float, typer.Option(help="The delta that goes with it.")] = 1e-5,
-    ledger: Annotated[Path | None, typer.Option(help="A ledger file to charge both runs to.")] = None,
-    checkpoints: Annotated[
-        Path | None, typer.Option(help="A folder to keep the runs in; the same command goes on from there.")
+    out: Annotated[
+        Path, typer.Option(help="The folder of both runs and the report; the next demo replaces them.")
+    ] = Path("runs/demo"),
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the demo in --out.")] = False,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="A ledger file to charge both runs to.", show_default="one for each run"),
     ] = None,
 ) -> None:
-    """Train a small network on scikit-learn's digits with DP-SAT, and with DP-SGD beside it.
+    """Train a small network on scikit-learn's digits with DP-SAT, and with DP-SGD beside it; report on both.
 
     Takes under a minute, needs no network and no GPU. Both runs start from the same weights and spend the
     same epsilon; the noise is fresh each time, so accuracies move by a point or two from run to run.
@@ -45,74 +54,67 @@ def demo(
     from rich.console import Console
 
     from saltflat.data import digits
-    from saltflat.methods import DPSGD, SAT
+    from saltflat.privacy.ledger import read
+    from saltflat.recipes.build import plan_of
 
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
     console = Console()
     split = digits()
-    methods: dict[str, Method] = {"DP-SAT": SAT(RADIUS), "DP-SGD": DPSGD()}
-    plans = {name: _plan(method, split.train.count, epsilon, delta) for name, method in methods.items()}
-    with _opened(ledger) as book:
-        accuracies = {
-            name: _run(name, plan, split, console, _surroundings(name, book, checkpoints))
-            for name, plan in plans.items()
+    recipes = {name: _recipe(method, split.train.count, epsilon, delta) for name, method in METHODS.items()}
+    plans = {name: plan_of(recipe, split.train.count) for name, recipe in recipes.items()}
+    with _room(out, resume=resume):
+        outcomes = {
+            name: _run(name, recipe, plans[name], split, console, out=out, ledger=ledger)
+            for name, recipe in recipes.items()
         }
-    _report(accuracies, plans["DP-SAT"], delta, console)
-    if book is not None:
-        console.print(f"on record in {ledger}: epsilon {book.epsilon(delta):.3f} for all runs so far")
+        _say(outcomes, plans["DP-SAT"], console)
+        if ledger is not None:
+            spent = read(ledger).epsilon(delta)
+            console.print(f"on record in {ledger}: epsilon {spent:.3f} for all runs so far", soft_wrap=True)
+        _page(out, ledger, console)
 
 
-def _opened(path: Path | None) -> Any:
-    """The ledger of the digits, or nothing."""
-    if path is None:
-        return nullcontext()
-    from saltflat.privacy.ledger import Ledger
-
-    return Ledger.open(path, dataset="digits")
+def _recipe(method: str, size: int, epsilon: float, delta: float) -> Recipe:
+    """The recipe of `saltflat train` for digits, over so many epochs that there are STEPS steps."""
+    usual = Recipe()
+    return Recipe(method=method, epsilon=epsilon, delta=delta, epochs=STEPS * usual.batch_size / size)
 
 
-def _surroundings(name: str, book: Ledger | None, folder: Path | None) -> dict[str, Any]:
-    from saltflat import Checkpoints
-
-    return {
-        "meter": book and book.run(name, unit="example"),
-        "checkpoints": folder and Checkpoints(folder / name, every=50),
-    }
-
-
-def _plan(method: Method, size: int, epsilon: float, delta: float) -> Plan:
-    from saltflat import SGD, Phase, Plan, calibrate
-
-    phase = Phase(
-        method=method,
-        steps=STEPS,
-        noise_multiplier=1.0,
-        clip_norm=CLIP_NORM,
-        optimizer=SGD(lr=LEARNING_RATE, momentum=MOMENTUM),
-    )
-    return calibrate(
-        Plan(phases=(phase,), rate=EXPECTED_BATCH / size, size=size), epsilon=epsilon, delta=delta
-    )
+@contextmanager
+def _room(out: Path, *, resume: bool) -> Iterator[None]:
+    """The folder, for this demo alone, cleared of the demo before; what anyone else put there stays."""
+    if out.exists() and not out.is_dir():
+        raise SettingError(f"--out {out} is a file; give a folder")
+    if out.exists() and any(out.iterdir()) and not (out / NOTE).exists():
+        raise SettingError(f"{out} holds files that the demo did not make; give another --out")
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / NOTE).open("a+") as note:
+        try:
+            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SettingError(f"a demo is running in {out}; wait for it, or give another --out") from None
+        note.truncate(0)
+        note.write(_SAID)
+        note.flush()
+        for name in METHODS if not resume else ():
+            if (out / name).exists():
+                shutil.rmtree(out / name)
+        yield
 
 
-def network() -> nn.Module:
-    """The network of both methods, from the same initial weights; noise and sampling stay secret."""
-    import torch
-
-    from saltflat.models import digits_cnn
-
-    torch.manual_seed(0)
-    return digits_cnn()
-
-
-def _run(name: str, plan: Plan, split: Split, console: Console, kept: dict[str, Any]) -> float:
-    """Train with a progress bar; the test images are public, so their accuracy may be shown."""
+def _run(
+    name: str, recipe: Recipe, plan: Plan, split: Split, console: Console, *, out: Path, ledger: Path | None
+) -> Outcome:
+    """Train with a progress bar; begin the run, or go on with it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from torch import nn
 
-    from saltflat import Surroundings, per_example, supervised, train
+    from saltflat.runs import Folder, execute
 
-    model = network()
+    folder = Folder(out / name)
+    if not folder.recipe.exists():
+        folder.begin(recipe)
+    elif folder.resumed() != recipe:
+        raise SettingError(f"the demo in {out} has other settings; leave --resume out to begin another")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task(name, total=plan.steps)
@@ -120,38 +122,39 @@ def _run(name: str, plan: Plan, split: Split, console: Console, kept: dict[str, 
         def watch(progress: Any) -> None:
             bar.update(task, completed=progress.step)
 
-        contribution = per_example(model, supervised(nn.CrossEntropyLoss(reduction="none")))
-        around = Surroundings(physical=EXPECTED_BATCH, watch=watch, **kept)
-        train(plan, contribution, split.train, around)
-    return accuracy(model, *split.test.whole())
+        return execute(recipe, plan, split, folder, ledger=ledger, watch=watch)
 
 
-def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images whose largest output is the label."""
-    import torch
-
-    with torch.no_grad():
-        return float((model(images).argmax(1) == labels).float().mean())
-
-
-def _report(accuracies: dict[str, float], plan: Plan, delta: float, console: Console) -> None:
+def _say(outcomes: dict[str, Outcome], plan: Plan, console: Console) -> None:
     from rich.table import Table
 
-    from saltflat.privacy.statement import Declared, state
-
-    statement = state(plan.event(), Declared(delta=delta, size=plan.size, unit="example"))
     table = Table(
         "method", "test accuracy", "epsilon", title="Digits, 1,437 private images", title_justify="left"
     )
-    for name, value in accuracies.items():
-        table.add_row(name, f"{value:.1%}", f"{statement.epsilon:.3f}")
+    for name, outcome in outcomes.items():
+        table.add_row(name, f"{outcome.accuracy:.1%}", f"{outcome.statement.epsilon:.3f}")
     console.print(table)
-    (phase,) = plan.phases
+    (phase,), statement = plan.phases, outcomes["DP-SAT"].statement
     console.print(
-        f"epsilon {statement.epsilon:.3f} at delta {delta:g}, for each run by itself\n"
+        f"epsilon {statement.epsilon:.3f} at delta {statement.delta:g}, for each run by itself\n"
         f"unit: one {statement.unit}; adjacency: {statement.adjacency}\n"
         f"sampling: {statement.sampling}\n"
         f"plan: {plan.steps} steps, noise multiplier {phase.noise_multiplier:.3f}, clip norm {phase.clip_norm:g}\n"
         "This table compares two runs on the same images: releasing both costs more than either.",
         highlight=False,
     )
+
+
+def _page(out: Path, ledger: Path | None, console: Console) -> None:
+    """The report on both runs; where nothing can be drawn, a line on what to install."""
+    from saltflat.cli.report import make
+    from saltflat.report.draw import check_drawing
+
+    say = lambda words: console.print(words, highlight=False, soft_wrap=True, markup=False)
+    try:
+        check_drawing()
+    except SettingError as error:
+        say(f"no report: {error}; then: saltflat report {' '.join(str(out / name) for name in METHODS)}")
+        return
+    make([out / name for name in METHODS], out=out / REPORT, ledger=ledger)
+    say(f"report: {out / REPORT} (open it in a browser; the next demo replaces it)")

@@ -1,0 +1,174 @@
+"""A model card: Markdown with the front matter that Hugging Face reads, and the privacy statement inside.
+
+A card is made to be published, so nothing that was computed on private data without noise goes into it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from saltflat.errors import SettingError
+from saltflat.report import words
+from saltflat.report.folder import Kept
+from saltflat.report.found import number
+
+MARK = "<!-- saltflat report -->"
+DATASETS = {
+    "mnist": "ylecun/mnist",
+    "fashion-mnist": "zalando-datasets/fashion_mnist",
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "svhn": "ufldl-stanford/svhn",
+}
+MEASURES = {
+    "weight_norm": "weight norm",
+    "loss": "loss",
+    "lambda_max": "largest eigenvalue of the Hessian",
+    "ratio": "largest eigenvalue / fifth",
+    "trace": "trace of the Hessian",
+    "sharpness": "(C_eps, A)-sharpness, %",
+}
+
+
+def check_card(run: Kept) -> None:
+    """Refuse a card of a run that has not said what it promises."""
+    if run.statement.value is None or not run.has_model:
+        why = run.statement.trouble or "it has not ended, so there is no statement or no model"
+        raise SettingError(
+            f"no model card of {run.path}: {why}; saltflat train --resume --out {run.path} goes on"
+        )
+
+
+def card(runs: Sequence[Kept]) -> str:
+    """The card of the first run's model; the others are named, as comparing costs privacy too."""
+    run = runs[0]
+    check_card(run)
+    parts = [
+        _front(run),
+        MARK,
+        f"# {_plain(run.name)}",
+        _first_words(run),
+        "## Privacy",
+        *_privacy(runs),
+        "## Training",
+        _settings(run),
+        *_flatness(run),
+        "## Use",
+        _use(run),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _front(run: Kept) -> str:
+    """The front matter; every value is written as JSON, which YAML understands, whatever a run is called."""
+    data, method = run.setting("data"), run.setting("method")
+    task = {"task": {"type": _task(data)}}
+    result = {
+        **task,
+        "dataset": {
+            "name": data or "unknown",
+            "type": DATASETS.get(data, data or "unknown"),
+            "split": "test",
+        },
+        "metrics": [{"type": "accuracy", "value": round(run.accuracy or 0.0, 4), "name": "test accuracy"}],
+    }
+    facts: dict[str, Any] = {
+        "license": "unknown",
+        "library_name": "pytorch",
+        "tags": [tag for tag in ("differential-privacy", "saltflat", method) if tag],
+        "pipeline_tag": _task(data),
+        "metrics": ["accuracy"],
+    }
+    if data in DATASETS:
+        facts["datasets"] = [DATASETS[data]]
+    if run.accuracy is not None:
+        facts["model-index"] = [{"name": run.name, "results": [result]}]
+    lines = [f"{key}: {json.dumps(value)}" for key, value in facts.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _task(data: str) -> str:
+    return "tabular-classification" if data == "adult" else "image-classification"
+
+
+def _first_words(run: Kept) -> str:
+    said = f"A {run.setting('model') or 'network'} for {run.setting('data') or 'data that is not named'}, trained with "
+    said += f"{run.setting('method') or 'a method that is not named'} by saltflat."
+    right = "" if run.accuracy is None else f" Test accuracy: {words.accuracy(run)}."
+    if run.spent.stamp:
+        return (
+            _plain(f"{said}{right}")
+            + f"\n\n**{_plain(run.spent.stamp)}. This model has no privacy guarantee.**"
+        )
+    return _plain(f"{said}{right}")
+
+
+def _privacy(runs: Sequence[Kept]) -> list[str]:
+    run = runs[0]
+    rows = {
+        "epsilon": words.epsilon(run.spent),
+        "delta": words.delta(run.spent),
+        "unit": words.unit(run),
+        "adjacency": words.adjacency(run),
+        "sampling": words.sampling(run),
+        "epsilon from": run.spent.source,
+    }
+    parts = [_table("fact", "value", rows)]
+    parts += ["\n".join(f"- {_plain(line)}" for line in words.sentences(run.statement.value or {}))]
+    correction = words.correction(run)
+    parts += [f"**{_plain(correction)}**"] if correction else []
+    if run.ledger.trouble:
+        parts.append(f"**The ledger cannot confirm this: {_plain(run.ledger.trouble)}.**")
+    others = [other for other in runs[1:] if other.setting("data") == run.setting("data")]
+    if others:
+        parts.append(
+            f"This run was compared with {len(others)} other{'s' if len(others) > 1 else ''} on the same data. What "
+            "was learnt by comparing is not covered by the epsilon above."
+        )
+    return parts
+
+
+def _settings(run: Kept) -> str:
+    settings = {name: run.setting(name) for name in run.recipe.value or {}}
+    return _table("setting", "value", settings) if settings else "The settings are not on record."
+
+
+def _flatness(run: Kept) -> list[str]:
+    """Measures of flatness, if all of them were taken on public data."""
+    facts = run.shapes.measures.value
+    if not facts or not run.shapes.public:
+        return []
+    found = {label: number(facts.get(name)) for name, label in MEASURES.items()}
+    rows = {label: f"{value:.4g}" for label, value in found.items() if value is not None}
+    where = f"On {facts.get('examples', 'some')} public examples ({facts.get('data', '')} {facts.get('split', '')})."
+    return ["## Flatness", _plain(" ".join(where.split())), _table("measure", "value", rows)] if rows else []
+
+
+def _use(run: Kept) -> str:
+    model = run.setting("model")
+    if not model.isidentifier():
+        return "`model.safetensors` holds the weights by name."
+    return "\n".join(
+        [
+            "```python",
+            "from safetensors.torch import load_file",
+            f"from saltflat.models import {model}",
+            "",
+            f"model = {model}()",
+            'model.load_state_dict(load_file("model.safetensors"))',
+            "```",
+        ]
+    )
+
+
+def _table(first: str, second: str, rows: dict[str, str]) -> str:
+    lines = [f"| {_plain(name)} | {_plain(value)} |" for name, value in rows.items()]
+    return "\n".join([f"| {first} | {second} |", "|---|---|", *lines])
+
+
+def _plain(words_: str) -> str:
+    """Text that Markdown leaves as it is: no tag, no table cell, no emphasis begins inside it."""
+    return re.sub(r"([\\`*_{}\[\]<>|#$~])", r"\\\1", " ".join(words_.split()))

@@ -1,0 +1,317 @@
+"""What ``saltflat train`` left in a folder: settings, readings, statement, ledger; whatever of it can be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from saltflat.errors import DataError, LedgerError, SaltflatError
+from saltflat.privacy.ledger import History, read
+from saltflat.recipes.recipe import Recipe
+from saltflat.report.found import Found, found, number, read_object, text
+from saltflat.report.shapes import Shapes, read_shapes
+
+PARTS = ("recipe.toml", "metrics.jsonl", "statement.json", "ledger.jsonl", "model.safetensors", "landscape")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One line of the metrics; what a line does not have is None."""
+
+    step: int
+    epoch: float | None
+    phase: int | None
+    epsilon: float | None
+    accuracy: float | None
+
+
+@dataclass(frozen=True)
+class Book:
+    """A verified ledger, and the epsilon that it has on record at ``delta``; None if no bound could be computed."""
+
+    history: History
+    delta: float
+    epsilon: float | None
+    share: float | None  # of the budget
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The epsilon that a run must be read with, at ``delta``; None: nobody can tell. ``source`` says why this one."""
+
+    epsilon: float | None
+    delta: float | None
+    source: str
+    stamp: str = ""
+
+    @property
+    def known(self) -> bool:
+        return self.epsilon is not None and math.isfinite(self.epsilon) and not self.stamp
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A run, as its folder tells it. ``name`` is unique among the runs of a report and printable."""
+
+    path: Path
+    name: str
+    recipe: Found[dict[str, Any]]
+    readings: Found[tuple[Reading, ...]]
+    statement: Found[dict[str, Any]]
+    ledger: Found[Book]
+    shapes: Shapes
+    has_model: bool
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run wrote what is written last: statement, then model."""
+        return self.has_model and self.statement.value is not None
+
+    @property
+    def empty(self) -> bool:
+        return not any((self.path / part).exists() for part in PARTS)
+
+    @property
+    def last(self) -> Reading | None:
+        """The reading that was taken last."""
+        return self.readings.value[-1] if self.readings.value else None
+
+    @property
+    def accuracy(self) -> float | None:
+        """The test accuracy of the last reading that has one."""
+        taken = [each.accuracy for each in self.readings.value or () if each.accuracy is not None]
+        return taken[-1] if taken else None
+
+    def setting(self, name: str) -> str:
+        """A setting of the recipe in words, or nothing."""
+        value = (self.recipe.value or {}).get(name)
+        return "" if value is None else in_words(value)
+
+    @property
+    def spent(self) -> Spent:
+        """The larger of the statement's epsilon and the ledger's: steps that ran again count, and so does a promise.
+
+        *Guarantee*: no epsilon is shown that a readable record contradicts upwards. The epsilons of the metrics
+        are not used: a run that was killed had begun steps after its last reading.
+        """
+        return larger(self.statement.value or {}, self.ledger)
+
+
+def gather(paths: Sequence[Path], *, shared: Path | None = None) -> list[Kept]:
+    """All runs, each folder once; DataError for a path that is no folder, and where no run is to be found at all.
+
+    ``shared`` is the ledger of runs that were charged together; it stands in for the one a folder does not have.
+    """
+    for path in paths:
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise DataError(f"{path} {what}; give the folder of a run, which `saltflat train --out` wrote")
+    once = list({path.resolve(): path for path in paths}.values())
+    runs = [read_run(path, name, shared=shared) for path, name in zip(once, unique_names(once), strict=True)]
+    if all(run.empty for run in runs):
+        listed = ", ".join(str(path) for path in once)
+        raise DataError(f"{listed}: no run is here (none of {', '.join(PARTS)}); begin one: saltflat train")
+    return runs
+
+
+def read_run(path: Path, name: str, *, shared: Path | None = None) -> Kept:
+    """Everything in one folder."""
+    recipe = found(path / "recipe.toml", read_recipe)
+    statement = found(path / "statement.json", read_statement)
+    delta = number((statement.value or {}).get("delta")) or number((recipe.value or {}).get("delta"))
+    own = path / "ledger.jsonl"
+    place = own if own.exists() or shared is None else shared
+    return Kept(
+        path=path,
+        name=name,
+        recipe=recipe,
+        readings=found(path / "metrics.jsonl", read_metrics),
+        statement=statement,
+        ledger=read_ledger(place, delta, only=None if place == own else path),
+        shapes=read_shapes(path / "landscape"),
+        has_model=(path / "model.safetensors").exists(),
+    )
+
+
+def read_recipe(path: Path) -> Found[dict[str, Any]]:
+    """The settings by name, those of another version included, with a word on which are unknown or absent here."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    settings = dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
+    known = [each.name for each in dataclasses.fields(Recipe)]
+    unknown = [name for name in settings if name not in known]
+    absent = [name for name in known if name not in settings]
+    words = [
+        f"it has settings that this version does not know: {', '.join(unknown)}" if unknown else "",
+        f"it does not have {', '.join(absent)}" if absent else "",
+    ]
+    said = "; ".join(word for word in words if word)
+    return Found(settings, f"recipe.toml was written by another version: {said}" if said else "")
+
+
+def _flat(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name}.")
+        else:
+            yield before + name, value
+
+
+def read_metrics(path: Path) -> Found[tuple[Reading, ...]]:
+    """The readings of the run as it stands, in the order of its steps.
+
+    A run that went back to a checkpoint takes readings again: a later line replaces all earlier ones of its step and
+    beyond. A line that was torn by a crash is left out and named.
+    """
+    kept: list[Reading] = []
+    bad: list[int] = []
+    for place, line in enumerate(path.read_bytes().splitlines(), start=1):
+        reading = _reading(line)
+        if reading is None:
+            bad.append(place)
+            continue
+        while kept and kept[-1].step >= reading.step:
+            kept.pop()
+        kept.append(reading)
+    lines = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
+    return Found(tuple(kept), f"metrics.jsonl: left out line {lines}, torn or damaged" if bad else "")
+
+
+def _reading(line: bytes) -> Reading | None:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    step = number(fields.get("step")) if isinstance(fields, dict) else None
+    if step is None:
+        return None
+    phase = number(fields.get("phase"))
+    return Reading(
+        step=int(step),
+        epoch=number(fields.get("epoch")),
+        phase=None if phase is None else int(phase),
+        epsilon=number(fields.get("epsilon")),
+        accuracy=number(fields.get("accuracy")),
+    )
+
+
+def read_statement(path: Path) -> Found[dict[str, Any]]:
+    """The facts of the statement; one without a usable epsilon is kept and named."""
+    facts = read_object(path)
+    if facts.value is not None and not text(facts.value.get("stamp")):
+        for name in ("epsilon", "delta"):
+            if number(facts.value.get(name)) is None:
+                return Found(facts.value, f"statement.json gives no finite {name}")
+    return facts
+
+
+def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) -> Found[Book]:
+    """The ledger, verified line by line; of a shared one, what it charged to the run that is kept in ``only``."""
+    if not path.exists():
+        if path.with_name(path.name + ".head").exists():
+            return Found(None, f"{path.name} is gone, and {path.name}.head is there: bring back the ledger")
+        return Found()
+    try:
+        history = read(path)
+    except LedgerError as error:
+        return Found(None, " ".join(str(error).split()))
+    if only is not None and not (mine := _mine(history, only)):
+        return Found(None, f"{path.name} has no run that was kept in {only}")
+    numbers = None if only is None else mine
+    delta = delta or (history.budget.delta if history.budget else None)
+    if delta is None:
+        return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
+    try:
+        return Found(Book(history, delta, _on_record(history, delta, numbers), history.share()))
+    except SaltflatError as error:
+        return Found(Book(history, delta, None, None), f"{path.name}: {' '.join(str(error).split())}")
+
+
+def _mine(history: History, folder: Path) -> list[int]:
+    """The line numbers of the runs in a shared ledger that name this folder."""
+    names = {str(folder), str(folder.resolve())}
+    began = [entry for entry in history.entries if entry.kind == "run"]
+    return [
+        entry.number
+        for entry in began
+        if {entry.body["name"], str(Path(entry.body["name"]).resolve())} & names
+    ]
+
+
+def _on_record(history: History, delta: float, numbers: list[int] | None) -> float:
+    from saltflat.privacy.ledger import epsilon_of
+
+    if numbers is None:
+        return history.epsilon(delta)
+    if any(history.entries[each].body["stamp"] for each in numbers):
+        return math.inf
+    steps: dict[tuple[float, float], int] = {}
+    for each in numbers:
+        for cost, count in history.steps(run=each).items():
+            steps[cost] = steps.get(cost, 0) + count
+    return epsilon_of(steps, delta, history.adjacency)
+
+
+def larger(statement: Mapping[str, Any], ledger: Found[Book]) -> Spent:
+    """See :attr:`Kept.spent`."""
+    promised, delta, stamp = (
+        number(statement.get("epsilon")),
+        number(statement.get("delta")),
+        text(statement.get("stamp")),
+    )
+    book = ledger.value
+    if book is not None and book.epsilon == math.inf and book.history.stamp:
+        stamp = stamp or book.history.stamp
+    if stamp:
+        return Spent(math.inf, delta or (book.delta if book else None), "its noise can be repeated", stamp)
+    recorded = book.epsilon if book is not None else None
+    if promised is None and recorded is None:
+        return Spent(None, delta, "neither a statement nor a readable ledger gives it")
+    if book is not None and recorded is not None and (promised is None or recorded > promised * (1 + 1e-9)):
+        why = (
+            "the ledger's; there is no statement"
+            if promised is None
+            else "the ledger's, above the statement's"
+        )
+        return Spent(recorded, book.delta, why)
+    if recorded is not None:
+        return Spent(promised, delta, "the statement's; the ledger has no more on record")
+    doubt = "the ledger is damaged" if ledger.trouble else "there is no ledger to compare it with"
+    return Spent(promised, delta, f"the statement's; {doubt}")
+
+
+def unique_names(paths: Sequence[Path]) -> list[str]:
+    """The folders' names, printable, with as much of the path in front as tells them apart.
+
+    >>> unique_names([Path("/a/one/run"), Path("/a/two/run")])
+    ['one/run', 'two/run']
+    """
+    parts = [[_printable(part) for part in path.resolve().parts] for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{'/'.join(part)} ({place})" for place, part in enumerate(parts, start=1)]
+
+
+def _printable(name: str) -> str:
+    """The name without control characters and without bytes that are no text."""
+    plain = name.encode("utf-8", "replace").decode("utf-8")
+    return "".join(letter if letter.isprintable() else "\ufffd" for letter in plain)
+
+
+def in_words(value: object) -> str:
+    """A setting as a recipe would write it, without quotes."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,144 @@
+"""Pictures of distributions: eigenvalues, gradient norms, and what noise does to the loss."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from saltflat.report.chart import (
+    Axis,
+    Series,
+    all_of,
+    chart,
+    finite_range,
+    legend,
+    rounded,
+    set_axis,
+    sheet,
+    spans_decades,
+    tick,
+)
+from saltflat.report.draw import Picture
+from saltflat.report.folder import Kept
+from saltflat.report.found import number
+from saltflat.report.look import Look
+from saltflat.report.shapes import Array, Gradients
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MOST = 600  # points of a spectrum
+FLOOR = 1e-7  # of the highest density: below it the tails of the smoothing kernel fill the page
+
+
+def spectra(runs: Sequence[Kept]) -> Picture | None:
+    """The density of the Hessian's eigenvalues, on a logarithmic axis: the bulk is at 0, flat minima end early."""
+    found = [(place, run.name, run.shapes.spectrum.value) for place, run in enumerate(runs)]
+    there = [(place, name, *_peaks(s.grid, s.density)) for place, name, s in found if s is not None]
+    if not there:
+        return None
+    floor = FLOOR * max(finite_range(density)[1] for *_, density in there)
+    series = [
+        Series(place, name, grid, np.where(density > floor, density, np.nan))
+        for place, name, grid, density in there
+    ]
+    words = "; ".join(
+        f"{s.name}: eigenvalues from {tick(low)} to {tick(high)}"
+        for s in series
+        for low, high in [finite_range(s.x[np.isfinite(s.y)])]
+    )
+    return Picture(
+        "spectrum",
+        "Spectral density of the Hessian",
+        words,
+        lambda look: chart(look, series, x=Axis(label="eigenvalue"), y=Axis(label="density", log=True)),
+    )
+
+
+def _peaks(grid: Array, density: Array) -> tuple[Array, Array]:
+    """At most :data:`MOST` points; of each group the highest, so that no outlier is lost."""
+    order = np.argsort(grid)
+    groups = np.array_split(order, min(MOST, len(order)))
+    tops = np.array([group[np.argmax(np.nan_to_num(density[group], nan=-np.inf))] for group in groups])
+    return grid[tops], density[tops]
+
+
+def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
+    """By how much the loss rises after so many steps' worth of DP noise."""
+    series = []
+    for place, run in enumerate(runs):
+        pairs = _pairs((run.shapes.measures.value or {}).get("noise_tolerance"))
+        if pairs:
+            series.append(Series(place, run.name, [a for a, _ in pairs], [b for _, b in pairs]))
+    if not series:
+        return None
+    log = spans_decades(all_of(series, lambda each: each.x))
+    words = "; ".join(f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps" for s in series)
+    return Picture(
+        "noise-tolerance",
+        "Loss after steps of noise alone",
+        words,
+        lambda look: chart(
+            look, series, x=Axis(label="steps of noise", log=log), y=Axis(label="rise of the loss")
+        ),
+    )
+
+
+def _pairs(value: Any) -> list[tuple[float, float]]:
+    """The (steps, rise) pairs that are pairs of numbers."""
+    rows = value if isinstance(value, list) else []
+    read = [(number(row[0]), number(row[1])) for row in rows if isinstance(row, list) and len(row) == 2]
+    return [(a, b) for a, b in read if a is not None and b is not None]
+
+
+def gradient_norms(runs: Sequence[Kept]) -> Picture | None:
+    """How large single examples' gradients are: the share in each bin, bins drawn equally wide."""
+    found = [(place, run.name, run.shapes.gradients.value) for place, run in enumerate(runs)]
+    there = [(place, name, gradients) for place, name, gradients in found if gradients is not None]
+    if not there:
+        return None
+    return Picture(
+        "gradient-norms",
+        "Norms of per-example gradients",
+        "; ".join(_share_in_words(name, gradients) for _, name, gradients in there),
+        lambda look: _histogram(look, there),
+    )
+
+
+def _share_in_words(name: str, gradients: Gradients) -> str:
+    if gradients.clipped_share is None or gradients.clip_norm is None:
+        return f"{name}: clip norm not given"
+    return f"{name}: {tick(gradients.clipped_share, percent=True)} are above the clip norm {gradients.clip_norm:g}"
+
+
+def _histogram(look: Look, found: Sequence[tuple[int, str, Gradients]]) -> Figure:
+    from matplotlib.lines import Line2D
+
+    figure, axes = sheet(legend=[name for _, name, _ in found])
+    edges = max((gradients.edges for *_, gradients in found), key=len)
+    bins = np.arange(len(edges), dtype=float)
+    for place, _, gradients in found:
+        style = {key: value for key, value in look.line(place).items() if key != "marker"}
+        places = np.interp(gradients.edges, edges, bins)
+        shares = np.append(gradients.counts, gradients.overflow)
+        shares = shares / max(shares.sum(), 1.0)
+        axes.stairs(shares, np.append(places, bins[-1] + 1), linewidth=1.7, **style)
+        if gradients.clip_norm is not None:
+            axes.axvline(float(np.interp(gradients.clip_norm, edges, bins)), linewidth=0.9, **style)
+    set_axis(axes, "x", Axis(label="norm (vertical lines: clip norms)"))
+    set_axis(axes, "y", Axis(label="share of examples", percent=True))
+    _ticks_at_edges(axes, edges)
+    axes.set_ylim(bottom=0)
+    lines = [Line2D([], [], **{**look.line(place), "marker": ""}) for place, *_ in found]
+    legend(figure, lines, [name for _, name, _ in found])
+    return figure
+
+
+def _ticks_at_edges(axes: Any, edges: Array) -> None:
+    """About five edges by name, and the bin of everything beyond the last."""
+    count = len(edges) - 1
+    shown = np.unique(np.linspace(0, 0.85 * count, min(count, 5)).round().astype(int))
+    names = [*(rounded(edges[k]) for k in shown), f"> {rounded(edges[-1])}"]
+    axes.set_xticks([*shown, count + 0.5], names)

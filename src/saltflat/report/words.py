@@ -1,0 +1,88 @@
+"""Numbers and facts in the words that the page and the card share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from saltflat.privacy.statement import Statement, rounded_up
+from saltflat.report.chart import tick
+from saltflat.report.folder import Kept, Spent, in_words
+from saltflat.report.found import number, text
+
+UNKNOWN = "unknown"
+NOTHING = "–"
+
+
+def epsilon(spent: Spent) -> str:
+    """The epsilon that counts, rounded up; a stamp instead of a number where there is one."""
+    if spent.stamp:
+        return spent.stamp
+    return UNKNOWN if spent.epsilon is None else rounded_up(spent.epsilon, 4)
+
+
+def delta(spent: Spent) -> str:
+    return UNKNOWN if spent.delta is None else tick(spent.delta)
+
+
+def accuracy(run: Kept) -> str:
+    return NOTHING if run.accuracy is None else f"{run.accuracy:.2%}".replace("%", " %")
+
+
+def unit(run: Kept) -> str:
+    """Whose privacy: from the statement, or from the ledger."""
+    book = run.ledger.value
+    recorded = book.history.unit[0] if book is not None and book.history.unit else ""
+    said = text((run.statement.value or {}).get("unit")) or recorded
+    return f"one {said}" if said else UNKNOWN
+
+
+def adjacency(run: Kept) -> str:
+    book = run.ledger.value
+    recorded = book.history.adjacency.replace("-", " ") + " one unit" if book is not None else ""
+    return text((run.statement.value or {}).get("adjacency")) or recorded or UNKNOWN
+
+
+def sampling(run: Kept) -> str:
+    """How examples are drawn; the ledger's rates are those of Poisson sampling."""
+    said = text((run.statement.value or {}).get("sampling"))
+    if said or run.ledger.value is None:
+        return said or UNKNOWN
+    rates = sorted({rate for rate, _ in run.ledger.value.history.steps()})
+    return "Poisson sampling at rate " + ", ".join(f"{rate:g}" for rate in rates) if rates else UNKNOWN
+
+
+def state(run: Kept) -> str:
+    """How far a run has come."""
+    if run.empty:
+        return "empty folder"
+    if run.finished:
+        return "finished"
+    return (
+        f"not finished: last reading at step {run.last.step}" if run.last else "not finished: no reading yet"
+    )
+
+
+def sentences(facts: Mapping[str, Any]) -> list[str]:
+    """The statement in sentences; that of another version as a list of its facts."""
+    try:
+        return Statement(**facts).as_text().splitlines()
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        return [f"{name}: {_fact(value)}" for name, value in facts.items()]
+
+
+def _fact(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return "; ".join(_fact(each) for each in value) or "none"
+    return in_words(value)
+
+
+def correction(run: Kept) -> str:
+    """What must be added to a statement whose run cost more than it says; nothing if it did not."""
+    spent, promised = run.spent, number((run.statement.value or {}).get("epsilon"))
+    if spent.stamp or spent.epsilon is None or promised is None or spent.epsilon <= promised:
+        return ""
+    return (
+        f"The ledger has epsilon {epsilon(spent)} at delta {delta(spent)} on record, more than the statement says: "
+        "steps that ran again after a crash were charged again. The larger number counts."
+    )
