@@ -83,7 +83,7 @@ class Hessian:
     """H = the second derivative of L at w, by its products H v = d/dw <dL/dw, v>: exact, one batch at a time.
 
     The graph of dL/dw does not depend on v. Graphs of as many batches as fit into ``room`` bytes are kept from the
-    first product on, and later products only walk through them, which takes about half the time; the other
+    first product on, and later products only walk through them, in two thirds of the time or less; the other
     batches are computed anew each time. With ReLU or max-pooling H is that of the piece in which w lies.
     Pearlmutter, "Fast Exact Multiplication by the Hessian", Neural Computation 1994.
     """
