@@ -81,7 +81,14 @@ def tails(ended: Sequence[Ended]) -> Any:
         losses = np.concatenate([one.losses for one in ended if one.trial.method == method])
         share = np.full(len(losses), 1 / len(losses))
         right.hist(
-            losses, 40, (0, most), weights=share, histtype="step", color=color, linestyle=style, linewidth=1.4
+            losses,
+            bins=40,
+            range=(0, most),
+            weights=share,
+            histtype="step",
+            color=color,
+            linestyle=style,
+            linewidth=1.4,
         )
     least = 1 / min(len(one.losses) for one in ended)
     left.axhline(0.05, color="grey", linewidth=0.8)

@@ -205,12 +205,10 @@ def test_the_minima_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 @pytest.mark.skipif(not HAS_FIGURES, reason="matplotlib is not installed")
-def test_the_commands_draw_their_figures(tmp_path: Path) -> None:
+def test_the_minima_command_draws_its_figures(tmp_path: Path) -> None:
     assert minima(tmp_path, "--losses=dp-sat") == 0
-    assert toy_quadratic.main(["--out", str(tmp_path), "--quick"]) == 0
     drawn = {path.stem: path.stat().st_size for path in tmp_path.glob("*.png")}
-    parts = ("positions", "losses", "sharpness")
-    assert set(drawn) == {*(f"toy_minima_dp-sat_{part}" for part in parts), "toy_quadratic_spread"}
+    assert set(drawn) == {f"toy_minima_dp-sat_{part}" for part in ("positions", "losses", "sharpness")}
     assert min(drawn.values()) > 5_000
 
 
@@ -263,22 +261,23 @@ class TestQuadratic:
         direction = self.problem.basis[:, 3]
         assert self.problem.curvature(direction) == pytest.approx(self.problem.values[3])
 
-    def found(self, wrong: float = 1.0) -> toy_quadratic.Spread:
+    @pytest.fixture(scope="class")
+    def found(self) -> toy_quadratic.Spread:
         settings = toy_quadratic.Settings(chains=8, burn=500, steps=500)
         *_, found = toy_quadratic.spread(self.problem, settings, toy_quadratic.Watched(self.problem))
         assert found is not None
-        return replace(found, predicted=found.predicted * wrong)
+        return found
 
-    def test_the_spread_is_the_predicted_one(self) -> None:
-        found = self.found()
+    def test_the_spread_is_the_predicted_one(self, found: toy_quadratic.Spread) -> None:
         assert found.summary()["beyond_3"] <= 3
         assert 0.6 < found.summary()["mean_square_z"] < 1.4
         groups = found.summary()["groups"]
         assert len(groups) == 15
         assert all(abs(group["z"]) < 3.5 for group in groups)
 
-    def test_mutant_noise_that_is_a_tenth_too_large_is_caught(self) -> None:
-        assert any(abs(group["z"]) > 3.5 for group in self.found(wrong=1 / 1.1**2).summary()["groups"])
+    def test_mutant_noise_that_is_a_tenth_too_large_is_caught(self, found: toy_quadratic.Spread) -> None:
+        wrong = replace(found, predicted=found.predicted / 1.1**2)
+        assert any(abs(group["z"]) > 3.5 for group in wrong.summary()["groups"])
 
     @pytest.mark.parametrize("probe", toy_quadratic.PROBES, ids=str)
     def test_the_estimators_find_the_curvature(self, probe) -> None:
@@ -294,7 +293,9 @@ class TestQuadratic:
             assert measured == pytest.approx(predicted, rel=0.35)
 
     def test_the_command(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert toy_quadratic.main(["--out", str(tmp_path), "--quick", "--no-figures"]) == 0
+        figures = [] if HAS_FIGURES else ["--no-figures"]
+        assert toy_quadratic.main(["--out", str(tmp_path), "--quick", *figures]) == 0
+        assert (tmp_path / "toy_quadratic_spread.png").exists() == HAS_FIGURES
         text = capsys.readouterr().out
         assert text.count("| S3, ") == 4
         assert text.count("| S4, ") == 3
