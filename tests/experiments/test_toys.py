@@ -251,6 +251,15 @@ def test_the_chosen_settings_are_the_best_of_those_tried(name: str) -> None:
         assert min(mine, key=lambda row: row["q95"])["tried"] == said
 
 
+@pytest.fixture(scope="module")
+def found() -> toy_quadratic.Spread:
+    """DP-SGD's spread after a short run."""
+    problem, settings = toy_quadratic.quadratic(0), toy_quadratic.Settings(chains=8, burn=500, steps=500)
+    *_, last = toy_quadratic.spread(problem, settings, toy_quadratic.Watched(problem))
+    assert last is not None
+    return last
+
+
 class TestQuadratic:
     problem = toy_quadratic.quadratic(0)
 
@@ -260,13 +269,6 @@ class TestQuadratic:
         assert (self.problem.values > 0.2).sum() == 10
         direction = self.problem.basis[:, 3]
         assert self.problem.curvature(direction) == pytest.approx(self.problem.values[3])
-
-    @pytest.fixture(scope="class")
-    def found(self) -> toy_quadratic.Spread:
-        settings = toy_quadratic.Settings(chains=8, burn=500, steps=500)
-        *_, found = toy_quadratic.spread(self.problem, settings, toy_quadratic.Watched(self.problem))
-        assert found is not None
-        return found
 
     def test_the_spread_is_the_predicted_one(self, found: toy_quadratic.Spread) -> None:
         assert found.summary()["beyond_3"] <= 3
