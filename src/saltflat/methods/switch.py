@@ -145,7 +145,8 @@ class Antithetic:
         k = +-<u, g_first - g_second> / (2 radius),   u the unit vector along a running mean of older releases
 
     The noise on k is s / (sqrt(2) radius). The weights move between the two steps: the random order makes the part
-    that depends on where they are average out, and leaves (lr / 2) ||H u||^2 by which k reads too high. In between, ``method`` runs as it is; during a pair its answers are taken at w +- radius u.
+    that depends on where they are average out, and leaves (lr / 2) ||H u||^2 by which k reads too high. In between,
+    ``method`` runs as it is; during a pair its answers are taken at w +- radius u.
 
     *Guarantee*: free; u is older than the pair, and the order comes from a public ``seed``.
     """
