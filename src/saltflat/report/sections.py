@@ -209,12 +209,18 @@ MEASURES = {
     "sharpness_solver": "its solver",
     "sam_gap": "SAM gap",
     "adaptive_gap": "adaptive SAM gap",
+    "sam_radius": "their radius",
     "average_gap": "average gap",
+    "average_radius": "its radius",
+    "noise_std": "noise of one step",
+    "hessian": "products with the Hessian by",
+    "products": "how many for the eigenvalues",
     "data": "data",
     "split": "split",
     "subset": "examples' hash",
     "seed": "seed",
     "status": "status",
+    "weights": "weights' hash",
 }
 SAME = ("data", "split", "examples", "subset", "precision", "sharpness_solver", "seed")
 
