@@ -2,7 +2,8 @@
 
 Says ``{"ready": true}``, then answers each whole number on standard input with the seconds of that many steps and
 the peak memory so far, as one line of JSON. ``race.py`` starts it, so an engine that takes its process down,
-or leaves the allocator in a bad state, harms no other.
+or leaves the allocator in a bad state, harms no other. With ``--beside OTHER`` a second engine takes the same number
+of steps in this process: what differs from process to process is then no part of the two's ratio.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import sys
 import time
@@ -43,11 +45,18 @@ def timed(step: Step, steps: int) -> list[float]:
     return seconds
 
 
+def turn(team: dict[str, Step], steps: int) -> dict[str, list[float]]:
+    """Every engine's seconds, in an order that chance decides."""
+    order = random.sample(sorted(team), len(team))
+    return {name: timed(team[name], steps) for name in order}
+
+
 def main() -> None:
     """Build the engine, then take turns until standard input ends."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", choices=CASES)
     parser.add_argument("engine")
+    parser.add_argument("--beside", metavar="OTHER")
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -56,10 +65,13 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     case = CASES[given.model]
     try:
-        step = engine(given.engine)(case.model(), case.batch())
+        names = filter(None, (given.engine, given.beside))
+        team = {name: engine(name)(case.model(), case.batch()) for name in names}
         print(json.dumps({"ready": True}), file=answers)
         for line in sys.stdin:
-            print(json.dumps({"seconds": timed(step, int(line)), "peak_mb": peak_mb()}), file=answers)
+            seconds = turn(team, int(line))
+            found = {"seconds": seconds[given.engine], "beside": seconds.get(given.beside, [])}
+            print(json.dumps({**found, "peak_mb": peak_mb()}), file=answers)
     except Exception as error:
         print(json.dumps({"error": reason(error)}), file=answers)
 

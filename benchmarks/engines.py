@@ -23,6 +23,7 @@ Build = Callable[[nn.Module, Batch], Step]
 CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
 SALTFLAT = ("saltflat", "saltflat-sat", "saltflat-sam")
+BESIDE = dict.fromkeys(SALTFLAT[1:], SALTFLAT[0])  # whom a method shares its process with, to be compared
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

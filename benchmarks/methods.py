@@ -11,7 +11,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from cases import CASES
@@ -43,16 +42,19 @@ class Cost:
 
 def measured_model(effort: Effort, model: str, methods: Sequence[str]) -> list[Cost]:
     """Every method on one model, by turns; nobody leaves early for being slow, as K copies should be."""
-    race = Race(partial(Runner, model, threads=effort.threads), slow=math.inf)
+    beside = lambda name: (
+        None if name == BASE else BASE
+    )  # one process differs from the next by more than a target
+    start = lambda name: Runner(model, name, threads=effort.threads, beside=beside(name))
+    race = Race(start, slow=math.inf)
     run(race, methods, budget=effort.budget, least=effort.least)
     return [cost(CASES[model].title, name, race=race) for name in methods]
 
 
 def cost(title: str, method: str, *, race: Race) -> Cost:
     """One method's figures beside those of DP-SGD."""
-    medians, most = race.medians(), METHODS[method].most
-    mine, base = medians.get(method), medians.get(BASE)
-    ratio = mine / base if mine and base else None
+    mine, most = race.medians().get(method), METHODS[method].most
+    ratio = 1.0 if method == BASE and mine else race.ratio(method)
     return Cost(
         model=title,
         method=method,

@@ -26,14 +26,24 @@ class Dropped(Exception):
     """An engine cannot go on; its text is the reason."""
 
 
-class Runner:
-    """One engine's process, which waits between its turns."""
+@dataclass(frozen=True)
+class Turn:
+    """Seconds of the timed steps, peak memory in MB so far, and the seconds of the engine beside, if there is one."""
 
-    def __init__(self, model: str, engine: str, *, threads: int) -> None:
+    seconds: list[float]
+    peak_mb: float
+    beside: list[float] = field(default_factory=list)
+
+
+class Runner:
+    """One engine's process, which waits between its turns; ``beside`` names a second engine in it."""
+
+    def __init__(self, model: str, engine: str, *, threads: int, beside: str | None = None) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the engine leaves)
         limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
-            [sys.executable, str(CHILD), model, engine, f"--threads={threads}"],
+            [sys.executable, str(CHILD), model, engine, f"--threads={threads}"]
+            + ([f"--beside={beside}"] if beside else []),
             env=os.environ | limits,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -42,13 +52,12 @@ class Runner:
         )
         self._answer()
 
-    def turn(self) -> tuple[list[float], float]:
-        """Seconds of the timed steps, and the peak memory in MB so far."""
+    def turn(self) -> Turn:
+        """Let it take its steps."""
         assert self._process.stdin is not None
         self._process.stdin.write(f"{TIMED_STEPS}\n")
         self._process.stdin.flush()
-        answer = self._answer()
-        return answer["seconds"], answer["peak_mb"]
+        return Turn(**self._answer())
 
     def leave(self) -> None:
         """End the process and give its memory back."""
@@ -86,6 +95,7 @@ class Race:
     slow: float = SLOW
     runners: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    beside: dict[str, list[float]] = field(default_factory=dict)  # of the second engine in a process
     peak_mb: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
 
@@ -98,12 +108,12 @@ class Race:
         for name in names:
             try:
                 self.runners[name] = self.start(name)
-                warm, self.peak_mb[name] = self.runners[name].turn()
+                warm = self.runners[name].turn()
             except Dropped as error:
                 self._drop(name, str(error))
                 continue
-            self.seconds[name] = []
-            if self._is_slow(name, min(warm), names[0]):
+            self.seconds[name], self.beside[name] = [], []
+            if self._is_slow(name, min(warm.seconds), names[0]):
                 for _ in range(SLOW_TURNS):
                     self._take(names[0])
                     self._take(name)
@@ -120,6 +130,11 @@ class Race:
         """Each engine's seconds for a step."""
         return {name: statistics.median(times) for name, times in self.seconds.items() if times}
 
+    def ratio(self, name: str) -> float | None:
+        """An engine's median over that of the engine beside it in the same process."""
+        mine, other = self.seconds.get(name), self.beside.get(name)
+        return statistics.median(mine) / statistics.median(other) if mine and other else None
+
     def leave(self) -> None:
         """End all processes."""
         for name in list(self.runners):
@@ -135,11 +150,13 @@ class Race:
         if name not in self.runners:
             return
         try:
-            seconds, self.peak_mb[name] = self.runners[name].turn()
+            turn = self.runners[name].turn()
         except Dropped as error:
             self._drop(name, str(error))
         else:
-            self.seconds[name] += seconds
+            self.seconds[name] += turn.seconds
+            self.beside[name] += turn.beside
+            self.peak_mb[name] = turn.peak_mb
 
     def _drop(self, name: str, why: str) -> None:
         self.errors[name] = why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Iterable
@@ -20,9 +21,13 @@ class Row:
     model: str
     engine: str
     ratio_to_sgd: float | None = None
+    ratio_to_dp_sgd: float | None = None  # within one process; for the methods of this library
     peak_mb: float | None = None
     median_ms: float | None = None
     note: str = ""
+
+
+MOST_MEAN, MOST, LEAST_GAIN, MOST_MEMORY, MOST_SAT, MOST_SAM = 1.10, 1.25, 2.0, 1.25, 1.02, 2.0  # the targets
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -59,11 +64,26 @@ class Board:
     def memory_ratio(self, model: str, engine: str) -> float | None:
         return _over(self.row(model, engine).peak_mb, self.row(model, "sgd").peak_mb)
 
+    def ratios(self) -> dict[str, list[float | None]]:
+        """The columns beside the engines' own: a title, and a figure for each model."""
+        models = self.models()
+        times = {name: [self.row(model, name).ratio_to_sgd for model in models] for name in self.engines()}
+        columns: dict[str, list[float | None]] = {}
+        if "saltflat" in times:
+            columns["fastest Opacus / saltflat"] = [self.gain(model) for model in models]
+        if "saltflat" in times and "sgd-kept" in times:
+            columns["saltflat / sgd-kept"] = list(map(_over, times["saltflat"], times["sgd-kept"]))
+        for engine in ("saltflat-sat", "saltflat-sam"):
+            if engine in times:
+                found = [self.row(model, engine).ratio_to_dp_sgd for model in models]
+                columns[f"{engine} / saltflat"] = found
+        return columns
+
 
 def _cell(value: float | None, unit: str) -> str:
     if value is None:
         return "–"
-    return f"{value:.2f}{unit}" if unit == "x" else f"{value:.0f}{unit}"
+    return f"{value:.2f}{unit}" if unit in ("x", "") else f"{value:.0f}{unit}"
 
 
 def summary(board: Board, engine: str) -> str:
@@ -78,17 +98,69 @@ def table(board: Board) -> Table:
     """One line for each model: time against plain SGD above, peak memory below; then geometric means."""
     grid = Table(title="one step: time against plain SGD, and peak memory", show_lines=True)
     grid.add_column("model", no_wrap=True)
-    for engine in board.engines():
-        grid.add_column(engine, justify="right", no_wrap=True)
-    grid.add_column("fastest Opacus\n/ saltflat", justify="right", no_wrap=True)
-    for model in board.models():
+    ratios = board.ratios()
+    for title in (*board.engines(), *(title.replace(" / ", "\n/ ") for title in ratios)):
+        grid.add_column(title, justify="right", no_wrap=True)
+    for i, model in enumerate(board.models()):
         rows = [board.row(model, engine) for engine in board.engines()]
         cells = [f"{_cell(row.ratio_to_sgd, 'x')}\n{_cell(row.peak_mb, ' MB')}" for row in rows]
-        grid.add_row(model, *cells, _cell(board.gain(model), "x"))
+        grid.add_row(model, *cells, *(_cell(column[i], "x") for column in ratios.values()))
     means = [summary(board, engine) for engine in board.engines()]
-    gain = _mean(board.gain(model) for model in board.models())
-    grid.add_row("geometric mean\n(time, memory,\nmodels it runs on)", *means, _cell(gain, "x"))
+    last = [_cell(_mean(column), "x") for column in ratios.values()]
+    grid.add_row("geometric mean\n(time, memory,\nmodels it runs on)", *means, *last)
     return grid
+
+
+def markdown(board: Board) -> list[str]:
+    """The same table for a page: time, peak memory in MB in brackets, and the means with three decimals."""
+    engines, models, ratios = board.engines(), board.models(), board.ratios()
+    line = lambda *cells: f"| {' | '.join(cells)} |"
+    fine = lambda value: "–" if value is None else f"{value:.3f}"
+    lines = [
+        line("model", "plain SGD, ms", *engines, *ratios),
+        line(*["---"] * (2 + len(engines) + len(ratios))),
+    ]
+    for i, model in enumerate(models):
+        rows = [board.row(model, engine) for engine in engines]
+        cells = [
+            "–" if row.ratio_to_sgd is None else f"{row.ratio_to_sgd:.2f} ({row.peak_mb:.0f})" for row in rows
+        ]
+        plain = board.row(model, "sgd").median_ms
+        shown = "–" if plain is None else f"{plain:.1f}"
+        lines.append(line(model, shown, *cells, *(_cell(column[i], "") for column in ratios.values())))
+    times = [fine(_mean(board.row(model, engine).ratio_to_sgd for model in models)) for engine in engines]
+    memory = [fine(_mean(board.memory_ratio(model, engine) for model in models)) for engine in engines]
+    lines.append(line("mean, time", "", *times, *(fine(_mean(column)) for column in ratios.values())))
+    return [*lines, line("mean, memory", "", *memory, *[""] * len(ratios))]
+
+
+def verdicts(board: Board) -> list[str]:
+    """The targets, what was measured, and whether it is within them; over the models of this run."""
+    models = board.models()
+    times = [board.row(model, "saltflat").ratio_to_sgd for model in models]
+    gains = [board.gain(model) for model in models]
+    means = {title: _mean(column) for title, column in board.ratios().items()}
+    lines = [
+        _verdict("time against plain SGD, mean", _mean(times), most=MOST_MEAN),
+        _verdict("time against plain SGD, most", max(filter(None, times), default=None), most=MOST),
+        _verdict("fastest Opacus / saltflat, mean", _mean(gains), least=LEAST_GAIN),
+        _verdict("fastest Opacus / saltflat, least", min(filter(None, gains), default=None), least=1.0),
+        _verdict(
+            "memory against plain SGD, mean",
+            _mean(board.memory_ratio(model, "saltflat") for model in models),
+            most=MOST_MEMORY,
+        ),
+        _verdict("DP-SAT / DP-SGD, mean", means.get("saltflat-sat / saltflat"), most=MOST_SAT),
+        _verdict("DP-SAM / DP-SGD, mean", means.get("saltflat-sam / saltflat"), most=MOST_SAM),
+    ]
+    return list(filter(None, lines))
+
+
+def _verdict(title: str, value: float | None, *, most: float = math.inf, least: float = 0.0) -> str:
+    if value is None:
+        return ""
+    target = f"at most {most:g}" if most < math.inf else f"at least {least:g}"
+    return f"{title}: {value:.3f} ({target}: {'met' if least <= value <= most else 'NOT MET'})"
 
 
 def notes(board: Board) -> list[str]:

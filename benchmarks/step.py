@@ -11,14 +11,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from cases import CASES, QUICK
-from engines import NAMES, missing
+from engines import BESIDE, NAMES, missing
 from race import Race, Runner, run
-from report import Board, Row, machine, notes, table
+from report import Board, Row, machine, markdown, notes, table, verdicts
 from rich.console import Console
 
 
@@ -34,9 +33,8 @@ class Effort:
 def measured_model(effort: Effort, model: str, engines: Sequence[str]) -> list[Row]:
     """Time and peak memory of every engine on one model; plain SGD is the first of them."""
     able = [name for name in engines if not missing(name)]
-    race = run(
-        Race(partial(Runner, model, threads=effort.threads)), able, budget=effort.budget, least=effort.least
-    )
+    start = lambda name: Runner(model, name, threads=effort.threads, beside=BESIDE.get(name))
+    race = run(Race(start), able, budget=effort.budget, least=effort.least)
     return [row(CASES[model].title, name, race=race) for name in engines]
 
 
@@ -48,6 +46,7 @@ def row(title: str, engine: str, *, race: Race) -> Row:
         model=title,
         engine=engine,
         ratio_to_sgd=mine / plain if mine and plain else None,
+        ratio_to_dp_sgd=race.ratio(engine),
         peak_mb=race.peak_mb.get(engine) if mine else None,
         median_ms=1000 * mine if mine else None,
         note=race.errors.get(engine) or missing(engine),
@@ -73,6 +72,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--threads", type=positive, default=os.cpu_count(), help="threads of every process (default: all)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to FILE")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown, too")
     return parser.parse_args(words)
 
 
@@ -98,9 +98,9 @@ def main() -> None:
         rows += measured_model(effort, model, engines)
         save(rows, given.json)
     board = Board(tuple(rows))
-    Console(width=max(console.width, 38 + 19 * len(engines))).print(table(board))
-    for note in notes(board):
-        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    Console(width=max(console.width, 60 + 19 * len(engines))).print(table(board))
+    for line in (*notes(board), *verdicts(board), *(markdown(board) if given.markdown else ())):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

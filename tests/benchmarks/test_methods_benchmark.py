@@ -59,7 +59,8 @@ def test_augmentation_of_words_is_refused_with_the_reason() -> None:
 
 def ran(**seconds: list[float]) -> race.Race:
     times = {name.replace("_", "-"): each for name, each in seconds.items()}
-    return race.Race(lambda name: None, seconds=times, peak_mb=dict.fromkeys(times, 100.0))
+    beside = {name: [9.0, 1.0, 1.0] for name in times}
+    return race.Race(lambda name: None, seconds=times, beside=beside, peak_mb=dict.fromkeys(times, 100.0))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,7 @@ def ran(**seconds: list[float]) -> race.Race:
     ],
 )
 def test_a_ratio_of_medians_is_held_to_the_methods_own_target(name: str, seconds: float, shown: str) -> None:
-    done = ran(dp_sgd=[9.0, 1.0, 1.0], **{name.replace("-", "_"): [seconds, seconds, 99.0]})
+    done = ran(dp_sgd=[5.0], **{name.replace("-", "_"): [seconds, seconds, 99.0]})
     assert methods.cell(methods.cost("tiny", name, race=done)) == shown
 
 
@@ -90,15 +91,15 @@ def test_a_method_that_fails_has_no_figure_and_its_reason() -> None:
 
 def test_a_slow_method_stays_in_the_race_as_long_as_the_others() -> None:
     class Slow:
-        def turn(self) -> tuple[list[float], float]:
-            return [50.0], 1.0
+        def turn(self) -> race.Turn:
+            return race.Turn([50.0], 1.0)
 
         def leave(self) -> None:
             pass
 
     class Quick(Slow):
-        def turn(self) -> tuple[list[float], float]:
-            return [1.0], 1.0
+        def turn(self) -> race.Turn:
+            return race.Turn([1.0], 1.0)
 
     patient = race.Race(lambda name: Slow() if name == "dplis" else Quick(), slow=math.inf)
     race.run(patient, ["dp-sgd", "dplis"], budget=0.0, least=7)

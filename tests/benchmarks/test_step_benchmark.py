@@ -100,12 +100,12 @@ class Fake:
     def __init__(self, name: str, log: list[str], seconds: float = 1.0, fails_at: int = -1) -> None:
         self.name, self.log, self.seconds, self.fails_at, self.turns = name, log, seconds, fails_at, 0
 
-    def turn(self) -> tuple[list[float], float]:
+    def turn(self) -> race.Turn:
         self.turns += 1
         if self.turns == self.fails_at:
             raise race.Dropped("no rule for this layer")
         self.log.append(self.name)
-        return [self.seconds] * 2, 100.0 + self.turns
+        return race.Turn([self.seconds] * 2, 100.0 + self.turns, [2 * self.seconds] * 2)
 
     def leave(self) -> None:
         self.log.append(f"{self.name} left")
@@ -129,6 +129,22 @@ def test_rounds_change_the_order_and_drop_who_fails() -> None:
     assert running.errors == {"late": "no rule for this layer"}
     assert set(running.medians()) == set("abc")
     assert all(len(running.seconds[name]) >= 8 for name in "abc")
+
+
+def test_engines_of_one_process_are_compared_with_each_other() -> None:
+    running = fakes([], sgd={}, saltflat={"seconds": 2.0})
+    running.enter(["sgd", "saltflat"])
+    assert running.ratio("saltflat") is None  # nothing is timed yet
+    running.round(0)
+    assert running.ratio("saltflat") == 0.5
+    assert running.medians() == {"sgd": 1.0, "saltflat": 2.0}
+
+
+def test_a_team_takes_as_many_steps_each() -> None:
+    calls: list[str] = []
+    found = child.turn({name: (lambda name=name: calls.append(name)) for name in "ab"}, 2)
+    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2}
+    assert sorted(calls) == ["a"] * 3 + ["b"] * 3
 
 
 def test_slow_engines_take_three_turns_and_make_room() -> None:
@@ -165,9 +181,11 @@ def test_rounds_go_on_while_there_is_time_and_never_below_the_fewest(
 
 
 def test_every_child_is_timed_and_measured() -> None:
-    rows = step.measured_model(step.Effort(1, 0.0, 1), "tutorial-cnn", ("sgd", "saltflat"))
-    assert [row.note for row in rows] == ["", ""]
+    rows = step.measured_model(step.Effort(1, 0.0, 1), "tutorial-cnn", ("sgd", "saltflat", "saltflat-sam"))
+    assert [row.note for row in rows] == ["", "", ""]
     assert rows[0].ratio_to_sgd == 1.0
+    assert [row.ratio_to_dp_sgd is None for row in rows] == [True, True, False]
+    assert rows[2].ratio_to_dp_sgd > 0
     assert all(row.ratio_to_sgd > 0 and row.peak_mb > 100 and row.median_ms > 0 for row in rows)
 
 
@@ -212,8 +230,51 @@ def test_threads_must_be_a_positive_whole_number(text: str, capsys: pytest.Captu
     assert "--threads" in capsys.readouterr().err
 
 
-def row(model: str, engine: str, ratio: float | None, peak: float | None) -> report.Row:
-    return report.Row(model=model, engine=engine, ratio_to_sgd=ratio, peak_mb=peak)
+def row(
+    model: str, engine: str, ratio: float | None, peak: float | None, pair: float | None = None
+) -> report.Row:
+    return report.Row(model=model, engine=engine, ratio_to_sgd=ratio, peak_mb=peak, ratio_to_dp_sgd=pair)
+
+
+BOARD = report.Board(
+    (
+        *(row("a", "sgd", 1.0, 100.0), row("b", "sgd", 1.0, 100.0)),
+        *(row("a", "opacus-ghost", 4.0, 100.0), row("b", "opacus-ghost", None, None)),
+        *(row("a", "sgd-kept", 0.5, 100.0), row("b", "sgd-kept", 0.8, 100.0)),
+        *(row("a", "saltflat", 1.0, 100.0), row("b", "saltflat", 1.21, 144.0)),
+        *(row("a", "saltflat-sam", 3.0, 100.0, 2.0), row("b", "saltflat-sam", 9.0, 100.0, 2.42)),
+    )
+)
+
+
+def test_columns_beside_the_engines_compare_what_belongs_together() -> None:
+    assert BOARD.ratios() == {
+        "fastest Opacus / saltflat": [4.0, None],
+        "saltflat / sgd-kept": [2.0, pytest.approx(1.5125)],
+        "saltflat-sam / saltflat": [2.0, 2.42],  # from one process, not 3 / 1 and 9 / 1.21
+    }
+    assert report.table(BOARD).row_count == 3
+
+
+def test_every_target_is_held_against_its_figure() -> None:
+    assert report.verdicts(BOARD) == [
+        "time against plain SGD, mean: 1.100 (at most 1.1: met)",
+        "time against plain SGD, most: 1.210 (at most 1.25: met)",
+        "fastest Opacus / saltflat, mean: 4.000 (at least 2: met)",
+        "fastest Opacus / saltflat, least: 4.000 (at least 1: met)",
+        "memory against plain SGD, mean: 1.200 (at most 1.25: met)",
+        "DP-SAM / DP-SGD, mean: 2.200 (at most 2: NOT MET)",
+    ]
+    slower = report.Board((row("a", "sgd", 1.0, 1.0), row("a", "saltflat", 1.26, 1.3)))
+    assert [line.rpartition(": ")[2] for line in report.verdicts(slower)] == ["NOT MET)"] * 3
+
+
+def test_the_page_has_the_same_figures() -> None:
+    lines = report.markdown(BOARD)
+    assert len(lines) == 6
+    assert len({line.count("|") for line in lines}) == 1
+    assert lines[3].startswith("| b | – | 1.00 (100) | – | 0.80 (100) | 1.21 (144) | 9.00 (100) | – |")
+    assert lines[4].endswith("| 4.000 | 1.739 | 2.200 |")
 
 
 def test_board_takes_geometric_means_over_what_ran() -> None:
