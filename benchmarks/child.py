@@ -2,8 +2,8 @@
 
 Says ``{"ready": true}``, then answers each whole number on standard input with the seconds of that many steps and
 the peak memory so far, as one line of JSON. ``race.py`` starts it, so an engine that takes its process down,
-or leaves the allocator in a bad state, harms no other. With ``--beside OTHER`` a second engine takes the same number
-of steps in this process: what differs from process to process is then no part of the two's ratio.
+or leaves the allocator in a bad state, harms no other. With ``--beside OTHER`` a second engine takes steps for as
+long in this process: what differs from process to process is then no part of the two's ratio.
 """
 
 from __future__ import annotations
@@ -34,21 +34,31 @@ def peak_mb() -> float:
     return peak / (1e6 if sys.platform == "darwin" else 1e6 / 1024)
 
 
-def timed(step: Step, steps: int) -> list[float]:
-    """Seconds of each of ``steps`` steps, after one that is not timed: others used the cache meanwhile."""
+def timed(step: Step, times: int, *, steps: int = 1) -> list[float]:
+    """Seconds for a step, ``times`` times the mean of ``steps``, after one that is not timed: others used the cache."""
     step()
     seconds = []
-    for _ in range(steps):
+    for _ in range(times):
         started = time.perf_counter()
-        step()
-        seconds.append(time.perf_counter() - started)
+        for _ in range(steps):
+            step()
+        seconds.append((time.perf_counter() - started) / steps)
     return seconds
 
 
-def turn(team: dict[str, Step], steps: int) -> dict[str, list[float]]:
-    """Every engine's seconds, in an order that chance decides."""
+def as_long(long: Step, short: Step) -> int:
+    """How many steps of the second take as long as one of the first.
+
+    What disturbs a machine comes seldom and takes long, so the median of two steps' time is more than twice that of
+    one step's. Only equally long stretches of two engines can be compared by their medians.
+    """
+    return max(1, round(min(timed(long, 2)) / min(timed(short, 2))))
+
+
+def turn(team: dict[str, Step], times: int, lengths: dict[str, int]) -> dict[str, list[float]]:
+    """Every engine's seconds for a step, in an order that chance decides; ``lengths`` in steps."""
     order = random.sample(sorted(team), len(team))
-    return {name: timed(team[name], steps) for name in order}
+    return {name: timed(team[name], times, steps=lengths[name]) for name in order}
 
 
 def main() -> None:
@@ -67,9 +77,12 @@ def main() -> None:
     try:
         names = filter(None, (given.engine, given.beside))
         team = {name: engine(name)(case.model(), case.batch()) for name in names}
+        lengths = dict.fromkeys(team, 1)
+        if given.beside:
+            lengths[given.beside] = as_long(team[given.engine], team[given.beside])
         print(json.dumps({"ready": True}), file=answers)
         for line in sys.stdin:
-            seconds = turn(team, int(line))
+            seconds = turn(team, int(line), lengths)
             found = {"seconds": seconds[given.engine], "beside": seconds.get(given.beside, [])}
             print(json.dumps({**found, "peak_mb": peak_mb()}), file=answers)
     except Exception as error:

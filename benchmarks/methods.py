@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cases import CASES
 from method_engines import BASE, METHODS
-from race import Race, Runner, run
+from race import Heats, Runner, run
 from report import machine
 from rich.console import Console
 from rich.table import Table
@@ -46,15 +46,14 @@ def measured_model(effort: Effort, model: str, methods: Sequence[str]) -> list[C
         None if name == BASE else BASE
     )  # one process differs from the next by more than a target
     start = lambda name: Runner(model, name, threads=effort.threads, beside=beside(name))
-    race = Race(start, slow=math.inf)
-    run(race, methods, budget=effort.budget, least=effort.least)
-    return [cost(CASES[model].title, name, race=race) for name in methods]
+    found = run(start, methods, budget=effort.budget, least=effort.least, heats=effort.heats, slow=math.inf)
+    return [cost(CASES[model].title, name, found) for name in methods]
 
 
-def cost(title: str, method: str, *, race: Race) -> Cost:
+def cost(title: str, method: str, found: Heats) -> Cost:
     """One method's figures beside those of DP-SGD."""
-    mine, most = race.medians().get(method), METHODS[method].most
-    ratio = 1.0 if method == BASE and mine else race.ratio(method)
+    mine, most = found.median(method), METHODS[method].most
+    ratio = 1.0 if method == BASE and mine else found.ratio(method)
     return Cost(
         model=title,
         method=method,
@@ -62,9 +61,9 @@ def cost(title: str, method: str, *, race: Race) -> Cost:
         most=most,
         met=None if ratio is None or most is None else ratio <= most,
         median_ms=1000 * mine if mine else None,
-        timed_steps=len(race.seconds.get(method, ())),
-        peak_mb=race.peak_mb.get(method) if mine else None,
-        note=race.errors.get(method, ""),
+        timed_steps=found.timed(method),
+        peak_mb=found.peak_mb(method) if mine else None,
+        note=found.error(method),
     )
 
 
@@ -109,7 +108,7 @@ def main() -> None:
     """Measure, print the table, and write the figures if asked to."""
     given = arguments()
     console = Console()
-    effort = Effort(given.threads, *((20.0, 3) if given.quick else (300.0, 15)))
+    effort = Effort(given.threads, *((20.0, 3, 1) if given.quick else (300.0, 4, 3)))
     models = dict.fromkeys(given.models or (MODELS[:1] if given.quick else MODELS))
     methods = tuple(dict.fromkeys((BASE, *(given.methods or METHODS))))  # DP-SGD is there to divide by
     console.print(machine(given.threads), highlight=False)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ CHILD = Path(__file__).with_name("child.py")
 PATIENCE = 900  # seconds after which an engine that does not answer is given up
 SLOW, SLOW_TURNS = 3.0, 3  # an engine this many times slower than the first takes so many turns, then leaves
 TIMED_STEPS = 2  # of every turn
+HEATS = 3  # how often everybody starts afresh
 
 
 class Dropped(Exception):
@@ -89,7 +90,7 @@ class Runner:
 
 @dataclass
 class Race:
-    """What every engine has shown so far; one that fails is out, and the others go on."""
+    """One process for each engine, and what it has shown so far; one that fails is out, and the others go on."""
 
     start: Callable[[str], Any]  # the engine's name -> its Runner
     slow: float = SLOW
@@ -98,6 +99,7 @@ class Race:
     beside: dict[str, list[float]] = field(default_factory=dict)  # of the second engine in a process
     peak_mb: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    slow_ones: set[str] = field(default_factory=set)
 
     def enter(self, names: Sequence[str]) -> None:
         """Start every engine and let it warm up; the first one is the yardstick of slowness.
@@ -118,6 +120,7 @@ class Race:
                     self._take(names[0])
                     self._take(name)
                 self._out(name)
+                self.slow_ones.add(name)
 
     def round(self, turn: int) -> float:
         """A turn of every engine still running, in an order of its own for each ``turn``; its seconds."""
@@ -169,14 +172,63 @@ class Race:
             runner.leave()
 
 
-def run(race: Race, names: Sequence[str], *, budget: float, least: int) -> Race:
-    """Rounds until ``budget`` seconds are over, at least ``least``."""
+@dataclass(frozen=True)
+class Heats:
+    """What several races have shown together: every one of them had processes of its own."""
+
+    races: Sequence[Race]
+
+    def median(self, name: str) -> float | None:
+        """An engine's seconds for a step: the geometric mean of its processes' medians."""
+        return _mean(race.medians().get(name) for race in self.races)
+
+    def ratio(self, name: str) -> float | None:
+        """An engine's time over that of the engine beside it, process by process; their geometric mean."""
+        return _mean(race.ratio(name) for race in self.races)
+
+    def peak_mb(self, name: str) -> float | None:
+        return max((race.peak_mb[name] for race in self.races if name in race.peak_mb), default=None)
+
+    def timed(self, name: str) -> int:
+        return sum(len(race.seconds.get(name, ())) for race in self.races)
+
+    def error(self, name: str) -> str:
+        return next((race.errors[name] for race in self.races if name in race.errors), "")
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.geometric_mean(known) if known else None
+
+
+def run(
+    start: Callable[[str], Any],
+    names: Sequence[str],
+    *,
+    budget: float,
+    least: int,
+    heats: int = HEATS,
+    slow: float = SLOW,
+) -> Heats:
+    """``heats`` races, each of at least ``least`` rounds, more while its part of ``budget`` seconds lasts.
+
+    One process is faster than the next by luck of its memory's layout, and stays so: several are needed. Who was
+    slow or failed once does not come again.
+    """
+    races: list[Race] = []
+    for heat in range(heats):
+        out = {name for race in races for name in (*race.slow_ones, *race.errors)}
+        races.append(Race(start, slow))
+        _run(races[-1], [name for name in names if name not in out], budget / heats, least, heat)
+    return Heats(races)
+
+
+def _run(race: Race, names: Sequence[str], budget: float, least: int, heat: int) -> None:
     try:
         race.enter(names)
         rounds, left = 0, budget
         while race.runners and (rounds < least or left > 0):
-            left -= race.round(rounds)
+            left -= race.round(1000 * heat + rounds)  # an order of its own for every round
             rounds += 1
     finally:
         race.leave()
-    return race

@@ -16,40 +16,40 @@ from typing import Any
 
 from cases import CASES, QUICK
 from engines import BESIDE, NAMES, missing
-from race import Race, Runner, run
+from race import Heats, Runner, run
 from report import Board, Row, machine, markdown, notes, table, verdicts
 from rich.console import Console
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of timed rounds for each model, and the fewest rounds."""
+    """How long to measure: seconds of timed rounds for each model, how many heats, and each one's fewest rounds."""
 
     threads: int
     budget: float
     least: int
+    heats: int
 
 
 def measured_model(effort: Effort, model: str, engines: Sequence[str]) -> list[Row]:
     """Time and peak memory of every engine on one model; plain SGD is the first of them."""
     able = [name for name in engines if not missing(name)]
     start = lambda name: Runner(model, name, threads=effort.threads, beside=BESIDE.get(name))
-    race = run(Race(start), able, budget=effort.budget, least=effort.least)
-    return [row(CASES[model].title, name, race=race) for name in engines]
+    found = run(start, able, budget=effort.budget, least=effort.least, heats=effort.heats)
+    return [row(CASES[model].title, name, found) for name in engines]
 
 
-def row(title: str, engine: str, *, race: Race) -> Row:
+def row(title: str, engine: str, found: Heats) -> Row:
     """One engine's figures, beside those of plain SGD."""
-    medians = race.medians()
-    mine, plain = medians.get(engine), medians.get("sgd")
+    mine, plain = found.median(engine), found.median("sgd")
     return Row(
         model=title,
         engine=engine,
         ratio_to_sgd=mine / plain if mine and plain else None,
-        ratio_to_dp_sgd=race.ratio(engine),
-        peak_mb=race.peak_mb.get(engine) if mine else None,
+        ratio_to_dp_sgd=found.ratio(engine),
+        peak_mb=found.peak_mb(engine) if mine else None,
         median_ms=1000 * mine if mine else None,
-        note=race.errors.get(engine) or missing(engine),
+        note=found.error(engine) or missing(engine),
     )
 
 
@@ -87,7 +87,7 @@ def main() -> None:
     """Measure, print the table, and write the rows if asked to."""
     given = arguments()
     console = Console()
-    effort = Effort(given.threads, *((10.0, 3) if given.quick else (60.0, 7)))
+    effort = Effort(given.threads, *((10.0, 3, 1) if given.quick else (60.0, 4, 3)))
     models = given.models or (QUICK if given.quick else tuple(CASES))
     engines = tuple(dict.fromkeys(("sgd", *(given.engines or NAMES))))  # SGD is always there to divide by
     console.print(machine(given.threads), highlight=False)

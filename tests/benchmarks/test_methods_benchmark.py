@@ -57,10 +57,11 @@ def test_augmentation_of_words_is_refused_with_the_reason() -> None:
         engines.engine("augmentation")(words.model(), words.batch())
 
 
-def ran(**seconds: list[float]) -> race.Race:
+def ran(**seconds: list[float]) -> race.Heats:
     times = {name.replace("_", "-"): each for name, each in seconds.items()}
     beside = {name: [9.0, 1.0, 1.0] for name in times}
-    return race.Race(lambda name: None, seconds=times, beside=beside, peak_mb=dict.fromkeys(times, 100.0))
+    peaks = dict.fromkeys(times, 100.0)
+    return race.Heats([race.Race(lambda name: None, seconds=times, beside=beside, peak_mb=peaks)])
 
 
 @pytest.mark.parametrize(
@@ -77,16 +78,16 @@ def ran(**seconds: list[float]) -> race.Race:
 )
 def test_a_ratio_of_medians_is_held_to_the_methods_own_target(name: str, seconds: float, shown: str) -> None:
     done = ran(dp_sgd=[5.0], **{name.replace("-", "_"): [seconds, seconds, 99.0]})
-    assert methods.cell(methods.cost("tiny", name, race=done)) == shown
+    assert methods.cell(methods.cost("tiny", name, done)) == shown
 
 
 def test_a_method_that_fails_has_no_figure_and_its_reason() -> None:
     done = ran(dp_sgd=[1.0])
-    done.errors["dplis"] = "killed"
-    found = methods.cost("tiny", "dplis", race=done)
+    done.races[0].errors["dplis"] = "killed"
+    found = methods.cost("tiny", "dplis", done)
     assert (found.ratio_to_dp_sgd, found.met, found.note) == (None, None, "killed")
     assert methods.cell(found) == methods.NO_FIGURE
-    assert methods.table([methods.cost("tiny", "dp-sgd", race=done), found]).row_count == 2
+    assert methods.table([methods.cost("tiny", "dp-sgd", done), found]).row_count == 2
 
 
 def test_a_slow_method_stays_in_the_race_as_long_as_the_others() -> None:
@@ -101,13 +102,19 @@ def test_a_slow_method_stays_in_the_race_as_long_as_the_others() -> None:
         def turn(self) -> race.Turn:
             return race.Turn([1.0], 1.0)
 
-    patient = race.Race(lambda name: Slow() if name == "dplis" else Quick(), slow=math.inf)
-    race.run(patient, ["dp-sgd", "dplis"], budget=0.0, least=7)
-    assert len(patient.seconds["dplis"]) == 7
+    done = race.run(
+        lambda name: Slow() if name == "dplis" else Quick(),
+        ["dp-sgd", "dplis"],
+        budget=0.0,
+        least=7,
+        heats=1,
+        slow=math.inf,
+    )
+    assert done.timed("dplis") == 7
 
 
 def test_methods_run_in_processes_and_are_saved(tmp_path: Path) -> None:
-    costs = methods.measured_model(step.Effort(1, 0.0, 1), "tutorial-cnn", ("dp-sgd", "dp-sat"))
+    costs = methods.measured_model(step.Effort(1, 0.0, 1, 1), "tutorial-cnn", ("dp-sgd", "dp-sat"))
     assert [found.note for found in costs] == ["", ""]
     assert costs[0].ratio_to_dp_sgd == 1.0
     assert costs[1].ratio_to_dp_sgd > 0

@@ -140,11 +140,29 @@ def test_engines_of_one_process_are_compared_with_each_other() -> None:
     assert running.medians() == {"sgd": 1.0, "saltflat": 2.0}
 
 
-def test_a_team_takes_as_many_steps_each() -> None:
-    calls: list[str] = []
-    found = child.turn({name: (lambda name=name: calls.append(name)) for name in "ab"}, 2)
-    assert {name: len(seconds) for name, seconds in found.items()} == {"a": 2, "b": 2}
-    assert sorted(calls) == ["a"] * 3 + ["b"] * 3
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A clock that only steps move."""
+    now = [0.0]
+    monkeypatch.setattr(child.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def lasting(clock: list[float], seconds: float) -> child.Step:
+    def step() -> None:
+        clock[0] += seconds
+
+    return step
+
+
+def test_a_team_is_timed_over_equal_stretches(clock: list[float]) -> None:
+    team = {"long": lasting(clock, 3.9), "short": lasting(clock, 1.0)}
+    assert child.as_long(team["long"], team["short"]) == 4
+    assert child.as_long(team["short"], team["long"]) == 1
+    clock[0] = 0.0
+    found = child.turn(team, 2, {"long": 1, "short": 4})
+    assert found == {"long": pytest.approx([3.9] * 2), "short": pytest.approx([1.0] * 2)}
+    assert clock[0] == pytest.approx(3 * 3.9 + 9 * 1.0)
 
 
 def test_slow_engines_take_three_turns_and_make_room() -> None:
@@ -164,10 +182,30 @@ def test_an_engine_that_cannot_start_is_out_and_the_others_run() -> None:
             raise race.Dropped("not installed")
         return Fake(name, [])
 
-    done = race.run(race.Race(start), ["a", "b"], budget=0.0, least=2)
-    assert done.errors == {"b": "not installed"}
-    assert done.medians() == {"a": 1.0}
-    assert done.runners == {}
+    done = race.run(start, ["a", "b"], budget=0.0, least=2)
+    assert (done.error("a"), done.error("b")) == ("", "not installed")
+    assert (done.median("a"), done.median("b")) == (pytest.approx(1.0), None)
+    assert [one.runners for one in done.races] == [{}] * race.HEATS
+
+
+def test_every_heat_starts_afresh_without_those_who_were_slow() -> None:
+    log: list[str] = []
+    speeds = iter([1.0, 3.5, 2.0, 4.0, 8.0])  # sgd and slow, fast; then sgd and fast once more
+
+    def start(name: str) -> Fake:
+        log.append(f"{name} starts")
+        return Fake(name, log, seconds=next(speeds))
+
+    done = race.run(start, ["sgd", "slow", "fast"], budget=0.0, least=1, heats=2)
+    assert [line for line in log if line.endswith("starts")] == [
+        f"{name} starts" for name in ("sgd", "slow", "fast", "sgd", "fast")
+    ]
+    assert done.median("sgd") == pytest.approx(2.0)  # of 1 and 4
+    assert done.median("fast") == pytest.approx(4.0)  # of 2 and 8
+    assert done.median("slow") == pytest.approx(3.5)
+    assert done.ratio("fast") == pytest.approx(0.5)
+    assert done.timed("fast") == 4
+    assert done.peak_mb("slow") > 100
 
 
 @pytest.mark.parametrize(("took", "budget", "expected"), [(1.0, 5.0, 5), (100.0, 5.0, 3), (0.0, 0.0, 3)])
@@ -176,12 +214,12 @@ def test_rounds_go_on_while_there_is_time_and_never_below_the_fewest(
 ) -> None:
     turns: list[int] = []
     monkeypatch.setattr(race.Race, "round", lambda self, turn: (turns.append(turn), took)[1])
-    race.run(fakes([], a={}), ["a"], budget=budget, least=3)
+    race.run(lambda name: Fake(name, []), ["a"], budget=budget, least=3, heats=1)
     assert turns == list(range(expected))
 
 
 def test_every_child_is_timed_and_measured() -> None:
-    rows = step.measured_model(step.Effort(1, 0.0, 1), "tutorial-cnn", ("sgd", "saltflat", "saltflat-sam"))
+    rows = step.measured_model(step.Effort(1, 0.0, 1, 1), "tutorial-cnn", ("sgd", "saltflat", "saltflat-sam"))
     assert [row.note for row in rows] == ["", "", ""]
     assert rows[0].ratio_to_sgd == 1.0
     assert [row.ratio_to_dp_sgd is None for row in rows] == [True, True, False]

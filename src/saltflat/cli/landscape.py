@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from saltflat.cli.machine import DataDir, Device, Threads, check_machine
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -69,11 +71,9 @@ def landscape(
             "--private-stays-here", help="Declare that what --train tells is kept as private as the data."
         ),
     ] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="The folder that holds the data sets.", show_default="SALTFLAT_DATA")
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Threads on the CPU; 0: PyTorch decides.")] = 0,
+    data_dir: DataDir = None,
+    device: Device = "cpu",
+    threads: Threads = 0,
 ) -> None:
     """Measure how flat runs are, on the same examples, with the same random directions, and keep it in RUN/landscape.
 
@@ -83,7 +83,6 @@ def landscape(
     """
     from rich.console import Console
 
-    from saltflat.cli.train import _check_machine
     from saltflat.surveys import USUAL, Settings
 
     names = tuple(part.strip() for words in only or () for part in words.split(",") if part.strip())
@@ -101,7 +100,7 @@ def landscape(
         reach=reach,
         device=device,
     )
-    _check_machine(device, threads)
+    check_machine(device, threads)
     console = Console()
     views = _views(runs, settings, data_dir)
     _announce(views, console)

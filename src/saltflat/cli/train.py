@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from saltflat.cli.machine import DataDir, Device, Threads, check_machine
 from saltflat.errors import SettingError
 from saltflat.recipes.recipe import Recipe, about, names, read
 
@@ -76,17 +77,13 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print plan, noise and cost, and touch nothing.")
     ] = False,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="The folder that holds the data sets.", show_default="SALTFLAT_DATA")
-    ] = None,
+    data_dir: DataDir = None,
     ledger: Annotated[
         Path | None,
         typer.Option(help="A ledger shared by all runs on this data.", show_default="one in --out"),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, mps.")] = "cpu",
-    threads: Annotated[
-        int, typer.Option(help="Threads on the CPU; 0: PyTorch decides. Small networks are fastest with 1.")
-    ] = 0,
+    device: Device = "cpu",
+    threads: Threads = 0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in --out.")
     ] = False,
@@ -108,7 +105,7 @@ def train(
     _announce(chosen, plan, console)
     if dry_run:
         return
-    _check_machine(device, threads)
+    check_machine(device, threads)
     writer = _tensorboard(folder) if tensorboard else None
     split = _loaded(chosen, plan, data_dir)
     if not resume:
@@ -169,19 +166,6 @@ def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
         f"{plan.steps * plan.expected_units * recipe.views:,.0f} gradients in all",
         highlight=False,
     )
-
-
-def _check_machine(device: str, threads: int) -> None:
-    """Refuse a device that is not there, before anything is charged; set the threads."""
-    import torch
-
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SettingError(f"--device {device} cannot be used here: {first}") from None
-    if threads:
-        torch.set_num_threads(threads)
 
 
 def _loaded(recipe: Recipe, plan: Plan, data_dir: Path | None) -> Split:
