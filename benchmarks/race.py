@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -180,11 +180,11 @@ class Heats:
 
     def median(self, name: str) -> float | None:
         """An engine's seconds for a step: the geometric mean of its processes' medians."""
-        return _mean(race.medians().get(name) for race in self.races)
+        return mean(race.medians().get(name) for race in self.races)
 
     def ratio(self, name: str) -> float | None:
         """An engine's time over that of the engine beside it, process by process; their geometric mean."""
-        return _mean(race.ratio(name) for race in self.races)
+        return mean(race.ratio(name) for race in self.races)
 
     def peak_mb(self, name: str) -> float | None:
         return max((race.peak_mb[name] for race in self.races if name in race.peak_mb), default=None)
@@ -196,7 +196,8 @@ class Heats:
         return next((race.errors[name] for race in self.races if name in race.errors), "")
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
+def mean(values: Iterable[float | None]) -> float | None:
+    """The geometric mean of what there is, or None."""
     known = [value for value in values if value is not None]
     return statistics.geometric_mean(known) if known else None
 
@@ -209,15 +210,16 @@ def run(
     least: int,
     heats: int = HEATS,
     slow: float = SLOW,
+    once: Collection[str] = (),
 ) -> Heats:
     """``heats`` races, each of at least ``least`` rounds, more while its part of ``budget`` seconds lasts.
 
-    One process is faster than the next by luck of its memory's layout, and stays so: several are needed. Who was
-    slow or failed once does not come again.
+    One process is faster than the next by luck of its memory's layout, and stays so: several are needed. Those in
+    ``once`` take part in the first race only, and so does who is slow there or fails.
     """
     races: list[Race] = []
     for heat in range(heats):
-        out = {name for race in races for name in (*race.slow_ones, *race.errors)}
+        out = {name for race in races for name in (*race.slow_ones, *race.errors, *once)}
         races.append(Race(start, slow))
         _run(races[-1], [name for name in names if name not in out], budget / heats, least, heat)
     return Heats(races)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from statistics import geometric_mean
 
+from race import mean
 from rich.table import Table
 
 
@@ -28,11 +27,6 @@ class Row:
 
 
 MOST_MEAN, MOST, LEAST_GAIN, MOST_MEMORY, MOST_SAT, MOST_SAM = 1.10, 1.25, 2.0, 1.25, 1.02, 2.0  # the targets
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return geometric_mean(known) if known else None
 
 
 def _over(a: float | None, b: float | None) -> float | None:
@@ -69,8 +63,8 @@ class Board:
         models = self.models()
         times = {name: [self.row(model, name).ratio_to_sgd for model in models] for name in self.engines()}
         columns: dict[str, list[float | None]] = {}
-        if "saltflat" in times:
-            columns["fastest Opacus / saltflat"] = [self.gain(model) for model in models]
+        if any(gains := [self.gain(model) for model in models]):
+            columns["fastest Opacus / saltflat"] = gains
         if "saltflat" in times and "sgd-kept" in times:
             columns["saltflat / sgd-kept"] = list(map(_over, times["saltflat"], times["sgd-kept"]))
         for engine in ("saltflat-sat", "saltflat-sam"):
@@ -91,7 +85,7 @@ def summary(board: Board, engine: str) -> str:
     ratios = [board.row(model, engine).ratio_to_sgd for model in board.models()]
     memories = [board.memory_ratio(model, engine) for model in board.models()]
     ran = sum(ratio is not None for ratio in ratios)
-    return f"{_cell(_mean(ratios), 'x')}\n{_cell(_mean(memories), 'x')}\n{ran} of {len(ratios)}"
+    return f"{_cell(mean(ratios), 'x')}\n{_cell(mean(memories), 'x')}\n{ran} of {len(ratios)}"
 
 
 def table(board: Board) -> Table:
@@ -106,7 +100,7 @@ def table(board: Board) -> Table:
         cells = [f"{_cell(row.ratio_to_sgd, 'x')}\n{_cell(row.peak_mb, ' MB')}" for row in rows]
         grid.add_row(model, *cells, *(_cell(column[i], "x") for column in ratios.values()))
     means = [summary(board, engine) for engine in board.engines()]
-    last = [_cell(_mean(column), "x") for column in ratios.values()]
+    last = [_cell(mean(column), "x") for column in ratios.values()]
     grid.add_row("geometric mean\n(time, memory,\nmodels it runs on)", *means, *last)
     return grid
 
@@ -128,9 +122,9 @@ def markdown(board: Board) -> list[str]:
         plain = board.row(model, "sgd").median_ms
         shown = "–" if plain is None else f"{plain:.1f}"
         lines.append(line(model, shown, *cells, *(_cell(column[i], "") for column in ratios.values())))
-    times = [fine(_mean(board.row(model, engine).ratio_to_sgd for model in models)) for engine in engines]
-    memory = [fine(_mean(board.memory_ratio(model, engine) for model in models)) for engine in engines]
-    lines.append(line("mean, time", "", *times, *(fine(_mean(column)) for column in ratios.values())))
+    times = [fine(mean(board.row(model, engine).ratio_to_sgd for model in models)) for engine in engines]
+    memory = [fine(mean(board.memory_ratio(model, engine) for model in models)) for engine in engines]
+    lines.append(line("mean, time", "", *times, *(fine(mean(column)) for column in ratios.values())))
     return [*lines, line("mean, memory", "", *memory, *[""] * len(ratios))]
 
 
@@ -139,15 +133,15 @@ def verdicts(board: Board) -> list[str]:
     models = board.models()
     times = [board.row(model, "saltflat").ratio_to_sgd for model in models]
     gains = [board.gain(model) for model in models]
-    means = {title: _mean(column) for title, column in board.ratios().items()}
+    means = {title: mean(column) for title, column in board.ratios().items()}
     lines = [
-        _verdict("time against plain SGD, mean", _mean(times), most=MOST_MEAN),
+        _verdict("time against plain SGD, mean", mean(times), most=MOST_MEAN),
         _verdict("time against plain SGD, most", max(filter(None, times), default=None), most=MOST),
-        _verdict("fastest Opacus / saltflat, mean", _mean(gains), least=LEAST_GAIN),
+        _verdict("fastest Opacus / saltflat, mean", mean(gains), least=LEAST_GAIN),
         _verdict("fastest Opacus / saltflat, least", min(filter(None, gains), default=None), least=1.0),
         _verdict(
             "memory against plain SGD, mean",
-            _mean(board.memory_ratio(model, "saltflat") for model in models),
+            mean(board.memory_ratio(model, "saltflat") for model in models),
             most=MOST_MEMORY,
         ),
         _verdict("DP-SAT / DP-SGD, mean", means.get("saltflat-sat / saltflat"), most=MOST_SAT),

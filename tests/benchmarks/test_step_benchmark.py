@@ -188,17 +188,18 @@ def test_an_engine_that_cannot_start_is_out_and_the_others_run() -> None:
     assert [one.runners for one in done.races] == [{}] * race.HEATS
 
 
-def test_every_heat_starts_afresh_without_those_who_were_slow() -> None:
+def test_every_heat_starts_afresh_without_those_who_were_slow_or_come_once() -> None:
     log: list[str] = []
-    speeds = iter([1.0, 3.5, 2.0, 4.0, 8.0])  # sgd and slow, fast; then sgd and fast once more
+    speeds = iter([1.0, 3.5, 2.0, 2.0, 4.0, 8.0])  # sgd, slow, fast and peer; then sgd and fast once more
 
     def start(name: str) -> Fake:
         log.append(f"{name} starts")
         return Fake(name, log, seconds=next(speeds))
 
-    done = race.run(start, ["sgd", "slow", "fast"], budget=0.0, least=1, heats=2)
+    names = ("sgd", "slow", "fast", "peer")
+    done = race.run(start, names, budget=0.0, least=1, heats=2, once=["peer"])
     assert [line for line in log if line.endswith("starts")] == [
-        f"{name} starts" for name in ("sgd", "slow", "fast", "sgd", "fast")
+        f"{name} starts" for name in (*names, "sgd", "fast")
     ]
     assert done.median("sgd") == pytest.approx(2.0)  # of 1 and 4
     assert done.median("fast") == pytest.approx(4.0)  # of 2 and 8
