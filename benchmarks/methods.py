@@ -42,10 +42,8 @@ class Cost:
 
 def measured_model(effort: Effort, model: str, methods: Sequence[str]) -> list[Cost]:
     """Every method on one model, by turns; nobody leaves early for being slow, as K copies should be."""
-    beside = lambda name: (
-        None if name == BASE else BASE
-    )  # one process differs from the next by more than a target
-    start = lambda name: Runner(model, name, threads=effort.threads, beside=beside(name))
+    others = {name: BASE for name in methods if name != BASE}  # who has DP-SGD beside it
+    start = lambda name: Runner(model, name, threads=effort.threads, beside=others.get(name))
     found = run(start, methods, budget=effort.budget, least=effort.least, heats=effort.heats, slow=math.inf)
     return [cost(CASES[model].title, name, found) for name in methods]
 
