@@ -3,7 +3,8 @@
 Says ``{"ready": true}``, then answers each whole number on standard input with the seconds of that many steps and
 the peak memory so far, as one line of JSON. ``race.py`` starts it, so an engine that takes its process down,
 or leaves the allocator in a bad state, harms no other. With ``--beside OTHER`` a second engine takes steps for as
-long in this process: what differs from process to process is then no part of the two's ratio.
+long in this process, from the same weights: what differs from process to process, or from one place in memory to
+another, is then no part of the two's ratio.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import warnings
 
 import torch
 from cases import CASES
-from engines import Step, engine
+from engines import Step, team
 
 
 def reason(error: Exception) -> str:
@@ -34,16 +35,12 @@ def peak_mb() -> float:
     return peak / (1e6 if sys.platform == "darwin" else 1e6 / 1024)
 
 
-def timed(step: Step, times: int, *, steps: int = 1) -> list[float]:
-    """Seconds for a step, ``times`` times the mean of ``steps``, after one that is not timed: others used the cache."""
-    step()
-    seconds = []
-    for _ in range(times):
-        started = time.perf_counter()
-        for _ in range(steps):
-            step()
-        seconds.append((time.perf_counter() - started) / steps)
-    return seconds
+def stretch(step: Step, steps: int = 1) -> float:
+    """Seconds for a step, as the mean of ``steps``."""
+    started = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - started) / steps
 
 
 def as_long(long: Step, short: Step) -> int:
@@ -52,13 +49,22 @@ def as_long(long: Step, short: Step) -> int:
     What disturbs a machine comes seldom and takes long, so the median of two steps' time is more than twice that of
     one step's. Only equally long stretches of two engines can be compared by their medians.
     """
-    return max(1, round(min(timed(long, 2)) / min(timed(short, 2))))
+    long_seconds, short_seconds = (min(stretch(step) for _ in range(3)) for step in (long, short))
+    return max(1, round(long_seconds / short_seconds))
 
 
 def turn(team: dict[str, Step], times: int, lengths: dict[str, int]) -> dict[str, list[float]]:
-    """Every engine's seconds for a step, in an order that chance decides; ``lengths`` in steps."""
-    order = random.sample(sorted(team), len(team))
-    return {name: timed(team[name], times, steps=lengths[name]) for name in order}
+    """Every engine's seconds for a step: ``times`` stretches of its length each, by turns, in an order left to chance.
+
+    A step of each comes first and is not timed: others used the cache.
+    """
+    for step in team.values():
+        step()
+    seconds: dict[str, list[float]] = {name: [] for name in team}
+    for _ in range(times):
+        for name in random.sample(sorted(team), len(team)):
+            seconds[name].append(stretch(team[name], lengths[name]))
+    return seconds
 
 
 def main() -> None:
@@ -75,14 +81,13 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     case = CASES[given.model]
     try:
-        names = filter(None, (given.engine, given.beside))
-        team = {name: engine(name)(case.model(), case.batch()) for name in names}
-        lengths = dict.fromkeys(team, 1)
+        steps = team([given.engine, *filter(None, [given.beside])], case.model(), case.batch())
+        lengths = dict.fromkeys(steps, 1)
         if given.beside:
-            lengths[given.beside] = as_long(team[given.engine], team[given.beside])
+            lengths[given.beside] = as_long(steps[given.engine], steps[given.beside])
         print(json.dumps({"ready": True}), file=answers)
         for line in sys.stdin:
-            seconds = turn(team, int(line), lengths)
+            seconds = turn(steps, int(line), lengths)
             found = {"seconds": seconds[given.engine], "beside": seconds.get(given.beside, [])}
             print(json.dumps({**found, "peak_mb": peak_mb()}), file=answers)
     except Exception as error:

@@ -5,7 +5,7 @@ An engine is a function ``build(model, batch) -> step``; calling ``step`` takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from saltflat.core.memory import keep_freed_memory
 
 Step = Callable[[], None]
-Build = Callable[[nn.Module, Batch], Step]
+Build = Callable[..., Step]  # of a model and a batch; saltflat's may be given the place to start from
 
 CLIP_NORM = 1.0
 NOISE_MULTIPLIER = 1.0
@@ -119,6 +119,14 @@ def engine(name: str) -> Build:
         return ENGINES[name]
     home = "saltflat_engine" if name in SALTFLAT else "method_engines"
     return import_module(home).ENGINES[name]
+
+
+def team(names: Sequence[str], model: nn.Module, batch: Batch) -> dict[str, Step]:
+    """The engines' steps by name; several, which must be saltflat's, train one set of weights together."""
+    builds = {name: engine(name) for name in names}
+    if len(builds) == 1:
+        return {name: build(model, batch) for name, build in builds.items()}
+    return import_module("saltflat_engine").team(builds, model, batch)
 
 
 def missing(name: str) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 from cases import Batch
 from engines import CLIP_NORM, Build, Step
-from saltflat_engine import private
+from saltflat_engine import Place, private
 from torch import nn
 
 from saltflat import DPLIS, DPSGD, SAM, SAT, SGD, Adam, AdamBC, Automatic, PerLayer, Quantile
@@ -26,11 +26,12 @@ class Entry:
     most: float | None = None
 
 
-def augmented(model: nn.Module, batch: Batch) -> Step:
+def augmented(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
     """DP-SGD on ``COPIES`` random views of every image, drawn anew at every step."""
     if batch[0].dim() != 4:
         raise ValueError("augmentation needs images")
-    return private(model, batch, method=DPSGD(), augment=augment(PadCrop(), Flip(), views=COPIES))
+    views = augment(PadCrop(), Flip(), views=COPIES)
+    return private(model, batch, place=place, method=DPSGD(), augment=views)
 
 
 _sgd = partial(private, method=DPSGD())

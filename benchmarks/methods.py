@@ -106,7 +106,7 @@ def main() -> None:
     """Measure, print the table, and write the figures if asked to."""
     given = arguments()
     console = Console()
-    effort = Effort(given.threads, *((20.0, 3, 1) if given.quick else (300.0, 4, 3)))
+    effort = Effort(given.threads, *((20.0, 3, 1) if given.quick else (300.0, 2, 3)))
     models = dict.fromkeys(given.models or (MODELS[:1] if given.quick else MODELS))
     methods = tuple(dict.fromkeys((BASE, *(given.methods or METHODS))))  # DP-SGD is there to divide by
     console.print(machine(given.threads), highlight=False)

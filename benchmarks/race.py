@@ -20,6 +20,7 @@ CHILD = Path(__file__).with_name("child.py")
 PATIENCE = 900  # seconds after which an engine that does not answer is given up
 SLOW, SLOW_TURNS = 3.0, 3  # an engine this many times slower than the first takes so many turns, then leaves
 TIMED_STEPS = 2  # of every turn
+PAIRED_STEPS = 5  # of a turn of two engines that are compared: their ratio is to be known to a percent
 HEATS = 3  # how often everybody starts afresh
 
 
@@ -40,6 +41,7 @@ class Runner:
     """One engine's process, which waits between its turns; ``beside`` names a second engine in it."""
 
     def __init__(self, model: str, engine: str, *, threads: int, beside: str | None = None) -> None:
+        self._steps = PAIRED_STEPS if beside else TIMED_STEPS
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the engine leaves)
         limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._process = subprocess.Popen(
@@ -56,7 +58,7 @@ class Runner:
     def turn(self) -> Turn:
         """Let it take its steps."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{TIMED_STEPS}\n")
+        self._process.stdin.write(f"{self._steps}\n")
         self._process.stdin.flush()
         return Turn(**self._answer())
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from cases import Batch
 from engines import CLIP_NORM, NOISE_MULTIPLIER, Build, Step
@@ -15,6 +17,7 @@ from saltflat.core.mechanism import Clip
 from saltflat.core.optim import Optimizer
 from saltflat.core.plan import Method
 from saltflat.core.train import trainable
+from saltflat.core.tree import Tree
 from saltflat.data import Augment
 from saltflat.privacy.noise import SecureNoise
 
@@ -27,16 +30,37 @@ def losses(logits: Tensor, targets: Tensor) -> Tensor:
     return each.view(len(targets), -1).mean(1)
 
 
+@dataclass
+class Place:
+    """How far training has come: the weights, and what each optimizer remembers.
+
+    Methods that are compared train from one place, step by step in turns: two sets of weights would lie at two
+    addresses, and by that alone one method may seem some percent slower than the other.
+    """
+
+    params: Tree
+    memories: dict[Optimizer, Any] = field(default_factory=dict)
+
+    def move(self, optimizer: Optimizer, direction: Tree) -> None:
+        """Take the optimizer's step."""
+        if optimizer not in self.memories:
+            self.memories[optimizer] = optimizer.init(self.params)
+        self.params, self.memories[optimizer] = optimizer.step(
+            self.params, direction, self.memories[optimizer]
+        )
+
+
 def private(
     model: nn.Module,
     batch: Batch,
     *,
+    place: Place | None = None,
     method: Method,
     optimizer: Optimizer = MOMENTUM,
     clip_norm: float | Clip = CLIP_NORM,
     augment: Augment | None = None,
 ) -> Step:
-    """One step with ``method``, noise from the default source."""
+    """One step with ``method`` from ``place``, or else a place of its own; noise from the default source."""
     contribution = per_example(
         model, supervised(losses), views=augment.views if augment else 1, augment=augment
     )
@@ -46,16 +70,22 @@ def private(
         expected_units=len(batch[0]),
         noise=SecureNoise(),
     )
-    params = trainable(model)
-    state, memory = method.init(params), optimizer.init(params)
+    at = place or Place(trainable(model))
+    state = method.init(at.params)
 
     def step() -> None:
-        nonlocal params, state, memory
+        nonlocal state
         ask = Ask(lambda points, weights: [contribution(points, weights, batch)], release)
-        direction, state = method.step(ask, params, state)
-        params, memory = optimizer.step(params, direction, memory)
+        direction, state = method.step(ask, at.params, state)
+        at.move(optimizer, direction)
 
     return step
+
+
+def team(builds: dict[str, Build], model: nn.Module, batch: Batch) -> dict[str, Step]:
+    """Steps of several of these engines from one place, which all of them move."""
+    place = Place(trainable(model))
+    return {name: build(model, batch, place=place) for name, build in builds.items()}
 
 
 ENGINES: dict[str, Build] = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import child
 import engines
 import race
 import report
+import saltflat_engine
 import step
 
 TINY = cases.Case(
@@ -165,6 +167,47 @@ def test_a_team_is_timed_over_equal_stretches(clock: list[float]) -> None:
     assert clock[0] == pytest.approx(3 * 3.9 + 9 * 1.0)
 
 
+def test_a_team_takes_its_stretches_by_turns_in_a_changing_order() -> None:
+    log: list[str] = []
+    team: dict[str, child.Step] = {"a": lambda: log.append("a"), "b": lambda: log.append("b")}
+    child.turn(team, 20, {"a": 1, "b": 1})
+    pairs = {log[i] + log[i + 1] for i in range(0, len(log), 2)}
+    assert len(log) == 42
+    assert pairs == {"ab", "ba"}
+
+
+def test_a_team_moves_one_set_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[torch.Tensor] = []
+    move = saltflat_engine.Place.move
+
+    def watched(self: saltflat_engine.Place, *given: Any) -> None:
+        seen.append(self.params["1.weight"])
+        move(self, *given)
+        seen.append(self.params["1.weight"])
+
+    monkeypatch.setattr(saltflat_engine.Place, "move", watched)
+    team = engines.team(["saltflat-sat", "saltflat"], TINY.model(), TINY.batch())
+    for name in ("saltflat", "saltflat-sat", "saltflat"):
+        team[name]()
+    assert seen[1] is seen[2]
+    assert seen[3] is seen[4]
+    assert not torch.equal(seen[0], seen[5])
+
+
+def test_engines_that_are_compared_take_more_steps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    child_file = tmp_path / "child.py"
+    child_file.write_text(
+        "print('{}', flush=True)\n"
+        "steps = int(input())\n"
+        'print(\'{"peak_mb": 1, "seconds": %s}\' % ([1.0] * steps), flush=True)\n'
+    )
+    monkeypatch.setattr(race, "CHILD", child_file)
+    for beside, steps in ((None, race.TIMED_STEPS), ("saltflat", race.PAIRED_STEPS)):
+        runner = race.Runner("mlp", "saltflat-sat", threads=1, beside=beside)
+        assert len(runner.turn().seconds) == steps
+        runner.leave()
+
+
 def test_slow_engines_take_three_turns_and_make_room() -> None:
     log: list[str] = []
     running = fakes(log, sgd={}, slow={"seconds": 3.1}, fast={"seconds": 2.9})
@@ -252,7 +295,7 @@ def test_a_child_that_is_silent_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_turn_times_all_steps_but_the_first() -> None:
     calls: list[int] = []
-    assert len(child.timed(lambda: calls.append(1), 2)) == 2
+    assert len(child.turn({"a": lambda: calls.append(1)}, 2, {"a": 1})["a"]) == 2
     assert len(calls) == 3
 
 
