@@ -38,7 +38,7 @@ test-slow: $(STAMP) ## the long suites
 bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 
-bench-methods: $(STAMP) ## a step of every method against one of DP-SGD (a quarter of an hour; ARGS=--quick: a minute or two)
+bench-methods: $(STAMP) ## a step of every method against one of DP-SGD (forty minutes; ARGS=--quick: a minute or two)
 	@$(BIN)/python benchmarks/methods.py $(ARGS)
 
 lint: $(STAMP) ## style and types only
