@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import CLASSES, FAMILIES, Family, per_example_loss
+from layers import CLASSES, FAMILIES, Family, head, per_example_loss
 from reference import Tree, flat, gradient_loop, trained
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -16,6 +16,7 @@ from torch.func import functional_call
 from saltflat.clipping import bare, parts
 from saltflat.clipping import chunk as chunks
 from saltflat.clipping.chunk import Kept, book_keeping
+from saltflat.clipping.conv import Patches, Taps
 from saltflat.errors import ModelError
 
 
@@ -83,6 +84,22 @@ def test_several_points_are_combined_before_the_norm(name: str) -> None:
     points = [point, {n: p * 1.1 for n, p in point.items()}, {n: p + 0.01 for n, p in point.items()}]
     chunk = kept(model, points, x, y, views=2)
     assert worst_error(chunk, loop(model, points, x, y, views=2), point) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("side", "points", "form"),
+    [(4, 1, Patches), (4, 2, Taps), (4, 3, Taps), (2, 1, Patches), (2, 3, Patches)],
+)
+def test_a_convolution_is_kept_as_is_cheapest_at_all_points_together(
+    side: int, points: int, form: type
+) -> None:
+    family = Family(lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), *head(8 * side**2)), (8, side, side))
+    model, (x, y) = build(family), family.data(4)
+    point = trained(model)
+    asked = [{n: p + 0.01 * k for n, p in point.items()} for k in range(points)]
+    chunk = kept(model, asked, x, y)
+    assert [type(part) for part in chunk.parts if part.names == ("0.weight",)] == [form]
+    assert worst_error(chunk, loop(model, asked, x, y), point) < 1e-9
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -101,7 +101,7 @@ def book_keeping(
     uses: dict[str, list[Part]] = {}
     constants = list(constants)
     for point, weight in zip(points, weights, strict=True):
-        tape = Tape(point, rows=rows, views=views, constants=constants)
+        tape = Tape(point, rows=rows, views=views, points=len(points), constants=constants)
         with torch.enable_grad():
             with tape:
                 losses = checked_losses(losses_at(point), rows)

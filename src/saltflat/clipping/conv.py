@@ -301,15 +301,18 @@ def conv_parts(
     """The parts of a convolution from its input and the gradient at its output."""
     parts: list[Part] = []
     if w is not None:
-        parts.append(weight_part(w.name, x, grad, geometry, tape.views))
+        parts.append(weight_part(w.name, x, grad, geometry, tape.views, tape.points))
     if b is not None:
         parts.append(tape.stack(b.name, precise(grad).flatten(2).sum(2)))
     return parts
 
 
-def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int) -> Part:
-    """Factors or gradients, whichever is cheaper."""
-    positions, (outputs, *patch) = grad[0, 0].numel() * images, geometry.shape
+def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int, points: int = 1) -> Part:
+    """Factors or gradients, whichever is cheaper when a unit has ``images`` images at each of ``points`` points.
+
+    Gradients at several points add up, while the Gram matrix of factors laid side by side grows with their square.
+    """
+    positions, (outputs, *patch) = grad[0, 0].numel() * images * points, geometry.shape
     # Adding up shifted Gram matrices costs some forty operations an entry; unfolding costs more than that.
     gram_width = outputs + x.shape[1] + 40 if geometry.has_unit_stride else 2.5 * (outputs + math.prod(patch))
     if geometry.is_plain and factors_are_cheaper(positions, gram_width, math.prod(geometry.shape)):

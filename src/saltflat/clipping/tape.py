@@ -106,11 +106,16 @@ class Weight:
 
 
 class Tape(TorchFunctionMode):
-    """Record the uses of ``weights`` while ``rows`` rows, ``views`` of them per unit, pass through a model."""
+    """Record the uses of ``weights`` while ``rows`` rows, ``views`` of them per unit, pass through a model.
 
-    def __init__(self, weights: Tree, *, rows: int, views: int = 1, constants: Iterable[Tensor] = ()):
+    ``points``: how many points in weight space the units are asked at; their parts will be added to each other.
+    """
+
+    def __init__(
+        self, weights: Tree, *, rows: int, views: int = 1, points: int = 1, constants: Iterable[Tensor] = ()
+    ):
         super().__init__()
-        self.rows, self.views = rows, views
+        self.rows, self.views, self.points = rows, views, points
         self.uses: dict[str, list[Part]] = {}
         self.derived: dict[str, Weight] = {}
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
