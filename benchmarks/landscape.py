@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from saltflat import data
 from saltflat.core.sampling import physical
-from saltflat.core.tree import Tree
 from saltflat.errors import SaltflatError
 from saltflat.landscape import (
     PUBLIC,
@@ -39,7 +38,8 @@ from saltflat.landscape import (
 from saltflat.landscape.lanczos import start_of
 from saltflat.landscape.subset import evenly
 from saltflat.models import tanh_cnn_mnist
-from saltflat.surveys import LOSS, MOST
+from saltflat.runs.survey import LOSS, MOST
+from saltflat.tree import Tree
 
 Batches = list[tuple[Tensor, Tensor]]
 

@@ -10,8 +10,10 @@ from engines import CLIP_NORM, Build, Step
 from saltflat_engine import Place, private
 from torch import nn
 
-from saltflat import DPLIS, DPSGD, SAM, SAT, SGD, Adam, AdamBC, Automatic, PerLayer, Quantile
+from saltflat.clipping import Automatic, PerLayer
 from saltflat.data import Flip, PadCrop, augment
+from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile
+from saltflat.optimizers import SGD, Adam, AdamBC
 
 COPIES = 4  # of the weights in DPLIS, of the images in augmentation
 BASE = "dp-sgd"

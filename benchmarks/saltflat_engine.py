@@ -11,15 +11,16 @@ from engines import CLIP_NORM, NOISE_MULTIPLIER, Build, Step
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saltflat import DPSGD, SAM, SAT, SGD, per_example, supervised
+from saltflat import per_example, supervised
+from saltflat.clipping import Clip
 from saltflat.core.ask import Ask, Release
-from saltflat.core.mechanism import Clip
-from saltflat.core.optim import Optimizer
 from saltflat.core.plan import Method
 from saltflat.core.train import trainable
-from saltflat.core.tree import Tree
 from saltflat.data import Augment
+from saltflat.methods import DPSGD, SAM, SAT
+from saltflat.optimizers import SGD, Optimizer
 from saltflat.privacy.noise import SecureNoise
+from saltflat.tree import Tree
 
 MOMENTUM = SGD(lr=0.1, momentum=0.9)
 

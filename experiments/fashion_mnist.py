@@ -27,13 +27,13 @@ from torch import nn
 from torch.func import functional_call
 
 import saltflat as sf
-from saltflat.core.optim import Optimizer
 from saltflat.core.plan import Method
-from saltflat.core.tree import Tree
 from saltflat.data import Examples, Split, load
 from saltflat.errors import SaltflatError, SettingError
 from saltflat.models import parameter_count, tanh_cnn_mnist
+from saltflat.optimizers import Optimizer
 from saltflat.privacy.noise import SEEDED, SecureNoise, SeededNoise
+from saltflat.tree import Tree
 
 LR, SECOND_LR, MOMENTUM = 2.0, 0.1, 0.9
 RADIUS = 0.03  # of DP-SAT's climb, and of SAI's first phase
@@ -68,36 +68,36 @@ class Recipe:
     shares: tuple[float, ...] = (1.0,)
 
 
-def heavy_ball(lr: float = LR) -> sf.SGD:
-    return sf.SGD(lr=lr, momentum=MOMENTUM)
+def heavy_ball(lr: float = LR) -> sf.optimizers.SGD:
+    return sf.optimizers.SGD(lr=lr, momentum=MOMENTUM)
 
 
 def dp_sgd(settings: Settings) -> Recipe:
-    return Recipe(phases=((sf.DPSGD(), heavy_ball(), settings.epochs),))
+    return Recipe(phases=((sf.methods.DPSGD(), heavy_ball(), settings.epochs),))
 
 
 def dp_sat(settings: Settings) -> Recipe:
-    return Recipe(phases=((sf.SAT(RADIUS), heavy_ball(), settings.epochs),))
+    return Recipe(phases=((sf.methods.SAT(RADIUS), heavy_ball(), settings.epochs),))
 
 
 def sai(settings: Settings) -> Recipe:
     """DP-SAT, then DP-SGD at a twentieth of the learning rate; the budget split is joint_ratio."""
     if settings.epochs <= SAI_EPOCHS:
         raise SettingError(f"SAI's first phase has {SAI_EPOCHS} epochs: give --epochs more than these")
-    first = (sf.SAT(RADIUS), heavy_ball(), SAI_EPOCHS)
-    second = (sf.DPSGD(), heavy_ball(SECOND_LR), settings.epochs - SAI_EPOCHS)
+    first = (sf.methods.SAT(RADIUS), heavy_ball(), SAI_EPOCHS)
+    second = (sf.methods.DPSGD(), heavy_ball(SECOND_LR), settings.epochs - SAI_EPOCHS)
     return Recipe(phases=(first, second), shares=(SAI_SHARE, 1 - SAI_SHARE))
 
 
 def dp_adambc(settings: Settings) -> Recipe:
     """The SAI paper's learning rate for it; betas and floor as in the authors' code."""
-    adam = sf.AdamBC(lr=2e-3, betas=(0.9, 0.999), floor=1e-8)
-    return Recipe(phases=((sf.DPSGD(), adam, settings.epochs),))
+    adam = sf.optimizers.AdamBC(lr=2e-3, betas=(0.9, 0.999), floor=1e-8)
+    return Recipe(phases=((sf.methods.DPSGD(), adam, settings.epochs),))
 
 
 def dplis(settings: Settings) -> Recipe:
     """Smoothing alone is added to DP-SGD: momentum stays, where the DPLIS paper has none."""
-    smooth = sf.DPLIS(lr=LR, copies=4, reach=10.0, seed=settings.seed)
+    smooth = sf.methods.DPLIS(lr=LR, copies=4, reach=10.0, seed=settings.seed)
     return Recipe(phases=((smooth, heavy_ball(), settings.epochs),))
 
 
@@ -217,7 +217,7 @@ def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Re
     size = split.train.count
     plan = draft(settings, size)
     task = bar.add_task(title(settings), total=plan.steps, now="calibrating")
-    plan = replace(calibrated(plan, settings), ema=sf.EMA(settings.decay))
+    plan = replace(calibrated(plan, settings), ema=sf.optimizers.EMA(settings.decay))
     torch.manual_seed(settings.seed)
     model = tanh_cnn_mnist()
     show = lambda step, text: bar.update(task, completed=step, now=text)

@@ -19,10 +19,10 @@ from torch import Tensor
 from saltflat.core.ask import Ask, Release
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Plan
-from saltflat.core.tree import Tree
 from saltflat.errors import SettingError
 from saltflat.methods import sam, sat
 from saltflat.privacy.noise import SeededNoise
+from saltflat.tree import Tree
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # points (..., d) -> the gradient there, in the same shape
 
@@ -102,7 +102,7 @@ def walk(plan: Plan, start: Tensor, gradient: Gradient, noise: Noise) -> Iterato
 
 
 def climb_rows(point: Tree, direction: Tree, radius: float) -> Tree:
-    """`saltflat.core.tree.climb` for each row by itself."""
+    """`saltflat.tree.climb` for each row by itself."""
     length = torch.linalg.vector_norm(direction["w"], dim=1, keepdim=True) + 1e-16
     return {"w": point["w"] + direction["w"] * (radius / length)}
 

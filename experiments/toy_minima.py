@@ -115,7 +115,7 @@ class Common:
     @property
     def epsilon(self) -> float:
         """What DP-SGD costs; all others cost no more."""
-        return single(sf.DPSGD(), self).epsilon(self.delta)
+        return single(sf.methods.DPSGD(), self).epsilon(self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ def single(method: Method, common: Common) -> sf.Plan:
         steps=common.steps,
         noise_multiplier=common.noise_multiplier,
         clip_norm=common.clip_norm,
-        optimizer=sf.SGD(lr=common.lr),
+        optimizer=sf.optimizers.SGD(lr=common.lr),
     )
     return sf.Plan(phases=(phase,), rate=1.0, size=common.size)
 
@@ -151,24 +151,24 @@ def two_phases(first: Method, common: Common, own: Own) -> sf.Plan:
         size=common.size,
         epsilon=common.epsilon,
         delta=common.delta,
-        methods=(first, sf.DPSGD()),
+        methods=(first, sf.methods.DPSGD()),
         clip_norms=(common.clip_norm, common.clip_norm),
-        optimizers=(sf.SGD(lr=common.lr), sf.SGD(lr=common.lr / own.sai_drop)),
+        optimizers=(sf.optimizers.SGD(lr=common.lr), sf.optimizers.SGD(lr=common.lr / own.sai_drop)),
     )
 
 
 def smoothed(common: Common, own: Own, seed: int) -> sf.Plan:
     """DPLIS; its reach counts steps of noise, lr s."""
     reach = own.smoothing / (common.lr * common.noise_std)
-    return single(sf.DPLIS(lr=common.lr, copies=own.copies, reach=reach, seed=seed), common)
+    return single(sf.methods.DPLIS(lr=common.lr, copies=own.copies, reach=reach, seed=seed), common)
 
 
 METHODS: dict[str, Callable[[Common, Own, int], sf.Plan]] = {
-    "dp-sgd": lambda common, own, seed: single(sf.DPSGD(), common),
-    "dp-sam": lambda common, own, seed: single(sf.SAM(own.sam_radius), common),
-    "dp-sat": lambda common, own, seed: single(sf.SAT(own.sat_radius), common),
-    "sai": lambda common, own, seed: two_phases(sf.SAT(own.sai_radius), common, own),
-    "sai, radius 0": lambda common, own, seed: two_phases(sf.DPSGD(), common, own),
+    "dp-sgd": lambda common, own, seed: single(sf.methods.DPSGD(), common),
+    "dp-sam": lambda common, own, seed: single(sf.methods.SAM(own.sam_radius), common),
+    "dp-sat": lambda common, own, seed: single(sf.methods.SAT(own.sat_radius), common),
+    "sai": lambda common, own, seed: two_phases(sf.methods.SAT(own.sai_radius), common, own),
+    "sai, radius 0": lambda common, own, seed: two_phases(sf.methods.DPSGD(), common, own),
     "dplis": smoothed,
 }
 

@@ -54,7 +54,7 @@ class Settings:
             steps=steps,
             noise_multiplier=self.noise_multiplier,
             clip_norm=self.clip_norm,
-            optimizer=sf.SGD(lr=lr or self.lr, momentum=momentum),
+            optimizer=sf.optimizers.SGD(lr=lr or self.lr, momentum=momentum),
         )
         return sf.Plan(phases=(phase,), rate=1.0, size=self.size)
 
@@ -154,7 +154,7 @@ def variance_error(values: np.ndarray, settings: Settings) -> np.ndarray:
 def spread(problem: Quadratic, settings: Settings, gradient: Watched) -> Iterator[Spread | None]:
     """DP-SGD from the minimum, in many chains; None after each step, and the result at the end."""
     width, total = len(problem.values), np.zeros(len(problem.values))
-    plan = settings.plan(sf.DPSGD(), steps=settings.burn + settings.steps)
+    plan = settings.plan(sf.methods.DPSGD(), steps=settings.burn + settings.steps)
     start = torch.zeros(settings.chains, width, dtype=torch.float64)
     for step, stand in enumerate(walk(plan, start, gradient, SeededNoise(settings.seed))):
         if step >= settings.burn:
@@ -223,7 +223,7 @@ class Secant:
 
     def _run(self, gradient: Watched, settings: Settings, run: int) -> tuple[float, float, float]:
         """Means over one run of the reading, of the curvature along the way, and of c D s^2 / ||d||^2."""
-        method = sf.Secant(sf.SAT(self.radius), lr=self.lr)
+        method = sf.methods.Secant(sf.methods.SAT(self.radius), lr=self.lr)
         plan = settings.plan(method, steps=settings.probe_steps, lr=self.lr, momentum=self.momentum)
         start = stationary_start(gradient.problem, settings, run)
         stands = list(walk(plan, start, gradient, SeededNoise(1000 + run)))
@@ -262,7 +262,9 @@ class Antithetic:
 
     def _pairs(self, gradient: Watched, settings: Settings, run: int) -> Iterator[tuple[float, ...]]:
         """Each pair's reading, its u' H u and ||H u||^2, and what the move between its two steps adds."""
-        method = sf.Antithetic(method=sf.DPSGD(), radius=self.radius, every=self.every, seed=run)
+        method = sf.methods.Antithetic(
+            method=sf.methods.DPSGD(), radius=self.radius, every=self.every, seed=run
+        )
         plan = settings.plan(method, steps=settings.probe_steps, lr=self.lr)
         opened, before = None, stationary_start(gradient.problem, settings, run)
         for stand in walk(plan, before, gradient, SeededNoise(2000 + run)):

@@ -10,9 +10,12 @@ import torch
 from reference import FixedNoise, Tree, trained
 from torch import Tensor, nn
 
-from saltflat import DPSGD, SGD, Phase, Plan, TensorUnits, per_example, supervised
+from saltflat import Phase, Plan, per_example, supervised
 from saltflat.core.ask import Ask, Release
 from saltflat.core.contribution import chunks_of
+from saltflat.data import TensorUnits
+from saltflat.methods import DPSGD
+from saltflat.optimizers import SGD
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
 

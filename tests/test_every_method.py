@@ -22,44 +22,32 @@ import torch
 from reference import FixedNoise, Tree, flat
 from steps import CRITERION, examples, network, phase, plan
 
-from saltflat import (
+from saltflat import Checkpoints, Plan, Surroundings, per_example, supervised, train
+from saltflat.clipping import Automatic, PerLayer
+from saltflat.core import ask as door
+from saltflat.core import contribution, mechanism, resume
+from saltflat.core import train as loop
+from saltflat.core.mechanism import Bounded
+from saltflat.data import TensorUnits
+from saltflat.errors import PrivacyError
+from saltflat.methods import (
     DPLIS,
     DPSGD,
     SAM,
     SAT,
-    SGD,
-    Adam,
-    AdamBC,
-    AntiNoise,
     Antithetic,
-    Automatic,
-    Checkpoints,
-    Cosine,
     Gap,
-    Linear,
-    PerLayer,
-    Piecewise,
-    Plan,
     Plateau,
     PublicSharpness,
     Quantile,
     Rescaled,
     Secant,
-    Surroundings,
-    TensorUnits,
-    Torch,
-    per_example,
-    supervised,
-    train,
 )
-from saltflat.core import ask as door
-from saltflat.core import contribution, mechanism, resume
-from saltflat.core import train as loop
-from saltflat.core.mechanism import Bounded
-from saltflat.core.tree import norm, zeros_like
-from saltflat.errors import PrivacyError
-from saltflat.privacy.events import ChosenDpEvent, leaves
+from saltflat.optimizers import SGD, Adam, AdamBC, AntiNoise, Torch
+from saltflat.privacy.accounting.events import ChosenDpEvent, leaves
 from saltflat.privacy.noise import SeededNoise
+from saltflat.schedules import Cosine, Linear, Piecewise
+from saltflat.tree import norm, zeros_like
 
 SIZE, RATE, LR = 12, 0.5, 0.2
 BASE = {"steps": 5, "noise_multiplier": 0.7, "clip_norm": 0.4, "optimizer": SGD(lr=LR, momentum=0.9)}

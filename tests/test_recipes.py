@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saltflat.core.mechanism import Automatic, PerLayer
+from saltflat.clipping import Automatic, PerLayer
 from saltflat.data import official_size
 from saltflat.errors import DataError, SettingError
 from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile

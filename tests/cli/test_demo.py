@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from saltflat.cli import demo, main
-from saltflat.privacy import durable
-from saltflat.privacy.checkpoint import load
-from saltflat.privacy.ledger import Ledger, read
+from saltflat.privacy.record import durable
+from saltflat.privacy.record.checkpoint import load
+from saltflat.privacy.record.ledger import Ledger, read
 from saltflat.recipes.build import network_of
 
 

@@ -22,8 +22,8 @@ from saltflat import models
 from saltflat.data import digits
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.recipes.recipe import Recipe
-from saltflat.runs import Folder, execute
-from saltflat.subjects import initial, path_of, subject
+from saltflat.runs.execute import Folder, execute
+from saltflat.runs.weights import initial, path_of, subject
 
 SMALL = ["--examples", "60", "--grid", "3", "--probes", "2", "--lanczos", "8", "--threads", "1"]
 SHORT: dict[str, Any] = {"epochs": 2.0, "batch_size": 400}
@@ -280,7 +280,7 @@ def test_ctrl_c_leaves_whole_files_only(runs: Path) -> None:
 
 
 def test_help_names_every_part() -> None:
-    from saltflat.surveys import PARTS
+    from saltflat.runs.survey import PARTS
 
     command = [sys.executable, "-m", "saltflat", "landscape", "--help"]
     env = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from saltflat import cli
 from saltflat.cli import ledger as command
 from saltflat.errors import LedgerError, SettingError
-from saltflat.privacy.ledger import Budget, Ledger, read
+from saltflat.privacy.record.ledger import Budget, Ledger, read
 
 app = typer.Typer()
 command.register(app)

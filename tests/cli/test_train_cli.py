@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saltflat.privacy import ledger
+from saltflat.privacy.record import ledger
 from saltflat.recipes import Recipe
 
 SHORT = ["--epochs", "4", "--batch-size", "400", "--threads", "1"]  # 14 steps

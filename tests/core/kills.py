@@ -31,21 +31,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import torch
 from steps import CRITERION, examples, network
 
-from saltflat import (
-    DPSGD,
-    SAT,
-    SGD,
-    Checkpoints,
-    Phase,
-    Plan,
-    Surroundings,
-    TensorUnits,
-    per_example,
-    supervised,
-    train,
-)
+from saltflat import Checkpoints, Phase, Plan, Surroundings, per_example, supervised, train
+from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError
-from saltflat.privacy.ledger import Budget, Ledger, epsilon_of, read
+from saltflat.methods import DPSGD, SAT
+from saltflat.optimizers import SGD
+from saltflat.privacy.record.ledger import Budget, Ledger, epsilon_of, read
 
 DELTA, RATE, BLOCK, EVERY = 1e-5, 0.5, 4, 3
 STEPS = {b"a": 12, b"b": 12}  # by phase

@@ -11,20 +11,12 @@ from reference import FixedNoise, Tree
 from steps import CRITERION, examples, network, phase, plan, point_of
 from torch import Tensor, nn
 
-from saltflat import (
-    SGD,
-    Surroundings,
-    TensorUnits,
-    Torch,
-    check_model,
-    per_example,
-    supervised,
-    train,
-    without_batchnorm,
-)
+from saltflat import Surroundings, check_model, per_example, supervised, train, without_batchnorm
 from saltflat.core import check
 from saltflat.core.check import check_step
+from saltflat.data import TensorUnits
 from saltflat.errors import ModelError
+from saltflat.optimizers import SGD, Torch
 
 
 class OwnBatchNorm(nn.BatchNorm1d):

@@ -18,23 +18,13 @@ from reference import FixedNoise, Tree, flat
 from steps import CRITERION
 from torch import Tensor, nn
 
-from saltflat import (
-    DPSGD,
-    SAM,
-    SAT,
-    SGD,
-    Adam,
-    Phase,
-    Plan,
-    Surroundings,
-    TensorUnits,
-    per_example,
-    supervised,
-    train,
-)
+from saltflat import Phase, Plan, Surroundings, per_example, supervised, train
 from saltflat.core import ask as door
 from saltflat.core import train as loop
+from saltflat.data import TensorUnits
 from saltflat.errors import SaltflatError
+from saltflat.methods import DPSGD, SAM, SAT
+from saltflat.optimizers import SGD, Adam
 
 KINDS = ("add", "remove", "replace")
 COUNT = [0]  # the length of the data in use; only the mutant reads it

@@ -9,10 +9,11 @@ from reference import FixedNoise, clipped_loop, flat, gradient_loop
 from steps import CRITERION, ask_about, examples, network, point_of
 from torch import Tensor, nn
 
-from saltflat import around, per_example, preconditioned, supervised
-from saltflat.clipping.chunk import Kept
+from saltflat import per_example, supervised
 from saltflat.core import mechanism
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.frames import Precondition, Shift
+from saltflat.gradients.chunk import Kept
 
 BATCHES = [1, 3, 7, 100]
 
@@ -116,7 +117,7 @@ class TestFrames:
         point = point_of(model)
         origin = {n: torch.randn_like(p) * 0.1 for n, p in point.items()}
         gradients = gradient_loop(model, point, x, y, CRITERION) - flat(origin)
-        answer = ask_about(model, (x, y), clip_norm=0.3, most=5)(point, frame=around(origin))
+        answer = ask_about(model, (x, y), clip_norm=0.3, most=5)(point, frame=Shift(origin))
         expected = clipped_loop(gradients, 0.3) + flat(origin)
         torch.testing.assert_close(flat(answer), expected, rtol=1e-9, atol=1e-12)
 
@@ -125,7 +126,7 @@ class TestFrames:
         point = point_of(model)
         scale = {n: torch.rand_like(p) for n, p in point.items()}
         gradients = gradient_loop(model, point, x, y, CRITERION) * flat(scale)
-        answer = ask_about(model, (x, y), clip_norm=0.3)(point, frame=preconditioned(scale))
+        answer = ask_about(model, (x, y), clip_norm=0.3)(point, frame=Precondition(scale))
         torch.testing.assert_close(flat(answer), clipped_loop(gradients, 0.3), rtol=1e-9, atol=1e-12)
 
 
@@ -272,7 +273,7 @@ def test_a_record_whose_positions_cancel_is_still_clipped(huge: float) -> None:
 
 
 def test_mutant_plain_ghost_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    from saltflat.clipping import parts
+    from saltflat.gradients import parts
 
     monkeypatch.setattr(parts, "gram_square", parts.pair_sum)
     assert max(map(norm_of_a_cancelling_record, HUGE)) > 1.5

@@ -14,12 +14,14 @@ from steps import CRITERION, examples, network, phase, plan
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from saltflat import SAT, Checkpoints, DatasetUnits, Surroundings, per_example, supervised, train
+from saltflat import Checkpoints, Surroundings, per_example, supervised, train
 from saltflat.core import mechanism
 from saltflat.core import train as loop
 from saltflat.core.train import Progress
-from saltflat.privacy.ledger import Ledger
-from saltflat.privacy.statement import Declared, state
+from saltflat.data import DatasetUnits
+from saltflat.methods import SAT
+from saltflat.privacy.record.ledger import Ledger
+from saltflat.privacy.record.statement import Declared, state
 
 DECLARED = 20
 

@@ -18,30 +18,17 @@ from reference import FixedNoise, Tree, flat
 from steps import CRITERION, examples, network, phase, plan
 from torch import nn
 
-from saltflat import (
-    DPLIS,
-    EMA,
-    SAM,
-    SAT,
-    SGD,
-    Adam,
-    AdamBC,
-    Checkpoints,
-    Linear,
-    Plan,
-    Surroundings,
-    TensorUnits,
-    Torch,
-    per_example,
-    supervised,
-    train,
-)
+from saltflat import Checkpoints, Plan, Surroundings, per_example, supervised, train
 from saltflat.core import train as loop
 from saltflat.core.stop import finish_first
+from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, DataError, Interrupted, LedgerError, PrivacyError, SettingError
-from saltflat.privacy.checkpoint import load
-from saltflat.privacy.ledger import Budget, Ledger, read
+from saltflat.methods import DPLIS, SAM, SAT
+from saltflat.optimizers import EMA, SGD, Adam, AdamBC, Torch
 from saltflat.privacy.noise import SecureNoise, SeededNoise
+from saltflat.privacy.record.checkpoint import load
+from saltflat.privacy.record.ledger import Budget, Ledger, read
+from saltflat.schedules import Linear
 
 
 class Crash(Exception):
@@ -226,7 +213,7 @@ def test_another_model_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    from saltflat.privacy.checkpoint import save
+    from saltflat.privacy.record.checkpoint import save
 
     save(tmp_path, {"params": {}}, {"step": 1})
     with pytest.raises(DataError, match="not made by train"):
@@ -376,7 +363,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
 ) -> None:
     from types import SimpleNamespace
 
-    from saltflat.privacy import durable
+    from saltflat.privacy.record import durable
 
     with pytest.raises(Crash):
         run(plan(), tmp_path, crash=2)

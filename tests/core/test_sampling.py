@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from saltflat import TensorUnits
 from saltflat.core.sampling import physical, pick, poisson, rows_in
+from saltflat.data import TensorUnits
 from saltflat.errors import DataError, SettingError
 
 COUNT, RATE, DRAWS = 60, 0.2, 4000

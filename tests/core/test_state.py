@@ -13,9 +13,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saltflat import SGD, Adam, Torch
 from saltflat.core.state import pack, unpack
 from saltflat.errors import DataError, SettingError
+from saltflat.optimizers import SGD, Adam, Torch
 
 PARAMS = {"w": torch.ones(3), "b": torch.zeros(2, dtype=torch.float64)}
 

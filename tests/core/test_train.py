@@ -11,28 +11,13 @@ from reference import FixedNoise, Tree, flat
 from steps import CRITERION, examples, network, phase, plan, point_of
 from torch import nn
 
-from saltflat import (
-    DPSGD,
-    EMA,
-    SAM,
-    SAT,
-    SGD,
-    Adam,
-    DatasetUnits,
-    Phase,
-    Plan,
-    Secant,
-    Surroundings,
-    TensorUnits,
-    Torch,
-    calibrate,
-    per_example,
-    supervised,
-    train,
-)
+from saltflat import Phase, Plan, Surroundings, calibrate, per_example, supervised, train
 from saltflat.core.train import Progress
+from saltflat.data import DatasetUnits, TensorUnits
 from saltflat.errors import AccountingError, BudgetError, SettingError
-from saltflat.privacy.ledger import Budget, Ledger
+from saltflat.methods import DPSGD, SAM, SAT, Secant
+from saltflat.optimizers import EMA, SGD, Adam, Torch
+from saltflat.privacy.record.ledger import Budget, Ledger
 
 INFINITE = float("inf")
 

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from saltflat import SGD, Phase, Plan, Surroundings, TensorUnits, per_example, supervised, train
+from saltflat import Phase, Plan, Surroundings, per_example, supervised, train
 from saltflat.core.check import check_step
 from saltflat.core.train import trainable
-from saltflat.data import Cutout, Flip, PadCrop, augment
+from saltflat.data import Cutout, Flip, PadCrop, TensorUnits, augment
 from saltflat.errors import DataError, ModelError, SettingError
 from saltflat.methods import DPSGD
+from saltflat.optimizers import SGD
 
 ALL = [PadCrop(2), PadCrop(2, reflect=False), Flip(), Cutout(3)]
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))

@@ -99,8 +99,8 @@ def test_dplis_does_not_mix_runs() -> None:
 
 
 def test_the_climb_of_the_library_comes_back() -> None:
-    from saltflat.core.tree import climb
     from saltflat.methods import sam, sat
+    from saltflat.tree import climb
 
     def fails() -> None:
         with toy_door.rows_apart():
@@ -125,7 +125,7 @@ def test_an_answer_is_clipped_and_noised_run_by_run() -> None:
 
 
 def test_a_walk_needs_everybody_in_every_step() -> None:
-    plan = replace(toy_minima.single(sf.DPSGD(), SHORT), rate=0.5)
+    plan = replace(toy_minima.single(sf.methods.DPSGD(), SHORT), rate=0.5)
     with pytest.raises(SettingError, match="rate 1"):
         next(toy_door.walk(plan, torch.zeros(1, 2), np.zeros_like, SeededNoise(0)))
 

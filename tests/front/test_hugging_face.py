@@ -89,12 +89,12 @@ def test_it_trains(build: Callable[[], nn.Module], loss: Any, caplog: pytest.Log
         model,
         loss,
         text(),
-        method=sf.DPSGD(),
+        method=sf.methods.DPSGD(),
         epsilon=3,
         delta=1e-3,
         batch_size=6,
         epochs=1,
-        optimizer=sf.SGD(lr=0.1),
+        optimizer=sf.optimizers.SGD(lr=0.1),
     )
     assert fitted.epsilon <= 3
     assert list(fitted.model.state_dict()) == keys

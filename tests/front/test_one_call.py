@@ -19,13 +19,13 @@ from torch.nn import functional as F
 import saltflat as sf
 from saltflat.data import UNIT, Examples
 from saltflat.errors import BudgetError, SettingError
-from saltflat.privacy import accounting
-from saltflat.privacy.events import compose
-from saltflat.privacy.events import phase_event as accounting_event
-from saltflat.privacy.ledger import Budget, Ledger
+from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting.events import compose
+from saltflat.privacy.accounting.events import phase_event as accounting_event
 from saltflat.privacy.noise import SeededNoise
+from saltflat.privacy.record.ledger import Budget, Ledger
 
-FEW = plan(phase(steps=3, method=sf.SAT(0.1), optimizer=sf.SGD(lr=0.5)))
+FEW = plan(phase(steps=3, method=sf.methods.SAT(0.1), optimizer=sf.optimizers.SGD(lr=0.5)))
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -40,19 +40,24 @@ class TestTheParts:
             first,
             CRITERION,
             examples(),
-            method=sf.SAT(0.1),
+            method=sf.methods.SAT(0.1),
             epsilon=3.0,
             delta=1e-3,
             batch_size=6,
             epochs=2,
             clip_norm=0.5,
-            optimizer=sf.SGD(lr=0.5, momentum=0.9),
+            optimizer=sf.optimizers.SGD(lr=0.5, momentum=0.9),
             around=around(),
         )
-        one = phase(steps=4, method=sf.SAT(0.1), clip_norm=0.5, optimizer=sf.SGD(lr=0.5, momentum=0.9))
+        one = phase(
+            steps=4,
+            method=sf.methods.SAT(0.1),
+            clip_norm=0.5,
+            optimizer=sf.optimizers.SGD(lr=0.5, momentum=0.9),
+        )
         by_hand = sf.calibrate(plan(one), epsilon=3.0, delta=1e-3)
         contribution = sf.per_example(second, sf.supervised(CRITERION))
-        params = sf.train(by_hand, contribution, sf.TensorUnits(examples()), around())
+        params = sf.train(by_hand, contribution, sf.data.TensorUnits(examples()), around())
         assert fitted.plan == by_hand
         assert torch.equal(flat(fitted.params), flat(params))
         assert torch.equal(weights(first), weights(second))
@@ -60,7 +65,7 @@ class TestTheParts:
 
     def test_the_result_says_what_it_costs(self) -> None:
         fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
-        assert fitted.epsilon == accounting.epsilon(FEW.event(), 1e-3)
+        assert fitted.epsilon == bounds.epsilon(FEW.event(), 1e-3)
         assert fitted.delta == 1e-3
         for said in ("epsilon ", "delta 0.001", "unit: one example", "add or remove one unit", "Poisson"):
             assert said in str(fitted) == repr(fitted)
@@ -88,8 +93,8 @@ class TestTheParts:
             size=12,
             epsilon=2.0,
             delta=1e-3,
-            methods=(sf.Secant(sf.SAT(0.1), lr=0.1), sf.DPSGD()),
-            until=sf.Plateau(window=2, patience=1),
+            methods=(sf.methods.Secant(sf.methods.SAT(0.1), lr=0.1), sf.methods.DPSGD()),
+            until=sf.methods.Plateau(window=2, patience=1),
         )
         assert two.data_driven
         fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, around=around())
@@ -119,7 +124,7 @@ class TestTheParts:
     def test_the_model_ends_with_the_running_mean_if_the_plan_has_one(self) -> None:
         seen: list[Any] = []
         model = network()
-        mean = replace(FEW, ema=sf.EMA(0.9))
+        mean = replace(FEW, ema=sf.optimizers.EMA(0.9))
         sf.fit(model, CRITERION, examples(), plan=mean, delta=1e-3, around=around(watch=seen.append))
         torch.testing.assert_close(flat(point_of(model)), flat(seen[-1].ending))
         assert not torch.equal(flat(seen[-1].ending), flat(seen[-1].params))
@@ -141,7 +146,7 @@ class TestWhatPeopleBring:
             (x, y),
             torch.utils.data.TensorDataset(x, y),
             list(zip(x, y, strict=True)),
-            sf.TensorUnits((x, y)),
+            sf.data.TensorUnits((x, y)),
             Examples(x, y),
         ]
         found = []
@@ -219,7 +224,7 @@ class TestWhatPeopleBring:
         private = given(network(), CRITERION, examples())
         assert isinstance(private.units, OnDevice)
         assert private.units.device == torch.device("cpu")
-        away = OnDevice(sf.TensorUnits(sentences()), torch.device("meta")).take(np.arange(3))
+        away = OnDevice(sf.data.TensorUnits(sentences()), torch.device("meta")).take(np.arange(3))
         assert {leaf.device.type for leaf in away.values()} == {"meta"}
 
     def test_a_criterion_of_your_own_module(self) -> None:
@@ -240,7 +245,7 @@ def test_nothing_private_is_read_before_the_noise_is_known(monkeypatch: pytest.M
     real = given.calibrate
     monkeypatch.setattr(given, "calibrate", lambda *a, **k: order.append("calibrated") or real(*a, **k))
 
-    class Watched(sf.TensorUnits):
+    class Watched(sf.data.TensorUnits):
         def take(self, indices):
             order.append("read")
             return super().take(indices)
@@ -262,7 +267,7 @@ def test_nothing_private_is_read_before_the_noise_is_known(monkeypatch: pytest.M
 class TestGoingOn:
     """A run with checkpoints, broken off after a step that no checkpoint holds."""
 
-    PLAN = plan(phase(steps=6, method=sf.SAT(0.1), optimizer=sf.SGD(lr=0.5)))
+    PLAN = plan(phase(steps=6, method=sf.methods.SAT(0.1), optimizer=sf.optimizers.SGD(lr=0.5)))
 
     def call(self, folder: Path, watch: Any = lambda progress: None) -> tuple[sf.Fitted, dict]:
         with Ledger.open(folder / "ledger", dataset="people") as book, book.run("one", block=1) as run:
@@ -281,7 +286,7 @@ class TestGoingOn:
         fitted, charged = self.call(tmp_path)
         assert sum(charged.values()) == 7  # the third step twice
         ((rate, noise),) = charged
-        on_record = accounting.epsilon(accounting_event(rate, noise, 7), 1e-3)
+        on_record = bounds.epsilon(accounting_event(rate, noise, 7), 1e-3)
         assert fitted.epsilon == pytest.approx(on_record)
         assert fitted.epsilon > 1.01 * self.PLAN.epsilon(1e-3)
 
@@ -298,7 +303,7 @@ class TestGoingOn:
 def test_steps_on_record_beyond_the_plan_are_added_to_it() -> None:
     """Two phases of equal noise are one cost; less than planned does not lower anything."""
     two = plan(phase(steps=2, noise_multiplier=1.5), phase(steps=3, noise_multiplier=1.5))
-    assert accounting.epsilon(two.event_on_record({(two.rate, 1.5): 4}), 1e-3) == two.epsilon(1e-3)
+    assert bounds.epsilon(two.event_on_record({(two.rate, 1.5): 4}), 1e-3) == two.epsilon(1e-3)
     more = two.event_on_record({(two.rate, 1.5): 6, (two.rate, 2.0): 1})
     by_hand = compose(accounting_event(two.rate, 1.5, 6), accounting_event(two.rate, 2.0, 1))
-    assert accounting.epsilon(more, 1e-3) == pytest.approx(accounting.epsilon(by_hand, 1e-3))
+    assert bounds.epsilon(more, 1e-3) == pytest.approx(bounds.epsilon(by_hand, 1e-3))

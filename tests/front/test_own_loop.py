@@ -16,10 +16,10 @@ from torch import nn
 import saltflat as sf
 from saltflat.errors import BudgetError, ModelError, PrivacyError, SettingError
 from saltflat.front import PrivateLoop
-from saltflat.privacy import accounting
-from saltflat.privacy.events import phase_event
-from saltflat.privacy.ledger import Budget, Ledger
+from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.noise import SeededNoise
+from saltflat.privacy.record.ledger import Budget, Ledger
 
 
 def loop(model: nn.Module, the_plan: sf.Plan | None = None, lr: float = 0.5, **settings) -> PrivateLoop:
@@ -31,23 +31,23 @@ def loop(model: nn.Module, the_plan: sf.Plan | None = None, lr: float = 0.5, **s
 def trained(the_plan: sf.Plan) -> torch.Tensor:
     """The weights that `train` ends with, with saltflat's own SGD and the same sources."""
     contribution = sf.per_example(network(), sf.supervised(CRITERION))
-    return flat(sf.train(the_plan, contribution, sf.TensorUnits(examples()), around()))
+    return flat(sf.train(the_plan, contribution, sf.data.TensorUnits(examples()), around()))
 
 
 METHODS = [
-    sf.DPSGD(),
-    sf.SAT(0.1),
-    sf.SAM(0.1),
-    sf.SAM(0.1, fresh=True),
-    sf.DPLIS(method=sf.SAT(0.1), lr=0.5, copies=2, reach=1.0),
-    sf.Quantile(sf.SAT(0.1), share=0.1),
+    sf.methods.DPSGD(),
+    sf.methods.SAT(0.1),
+    sf.methods.SAM(0.1),
+    sf.methods.SAM(0.1, fresh=True),
+    sf.methods.DPLIS(method=sf.methods.SAT(0.1), lr=0.5, copies=2, reach=1.0),
+    sf.methods.Quantile(sf.methods.SAT(0.1), share=0.1),
 ]
 
 
 class TestEqualsTrain:
     @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
     def test_with_equal_noise_and_samples(self, method) -> None:
-        one = phase(steps=4, method=method, optimizer=sf.SGD(lr=0.5, momentum=0.9))
+        one = phase(steps=4, method=method, optimizer=sf.optimizers.SGD(lr=0.5, momentum=0.9))
         model = network()
         private = loop(model, plan(one))
         for batch in private:
@@ -55,9 +55,9 @@ class TestEqualsTrain:
         torch.testing.assert_close(flat(point_of(model)), trained(plan(one)), rtol=1e-12, atol=1e-14)
 
     def test_over_two_phases(self) -> None:
-        sgd = sf.SGD(lr=0.5)
+        sgd = sf.optimizers.SGD(lr=0.5)
         two = plan(
-            phase(steps=2, method=sf.SAT(0.1), optimizer=sgd),
+            phase(steps=2, method=sf.methods.SAT(0.1), optimizer=sgd),
             phase(steps=3, noise_multiplier=2.0, optimizer=sgd),
         )
         model = network()
@@ -67,7 +67,11 @@ class TestEqualsTrain:
         torch.testing.assert_close(flat(point_of(model)), trained(two), rtol=1e-12, atol=1e-14)
 
     def test_a_phase_that_ends_early_leaves_its_steps_to_the_next(self) -> None:
-        early = phase(steps=4, method=sf.Secant(sf.SAT(0.1), lr=0.5), until=lambda state: state["steps"] == 2)
+        early = phase(
+            steps=4,
+            method=sf.methods.Secant(sf.methods.SAT(0.1), lr=0.5),
+            until=lambda state: state["steps"] == 2,
+        )
         seen: list[int] = []
         both = plan(early, phase(steps=2, noise_multiplier=2.0))
         private = loop(
@@ -92,7 +96,7 @@ class TestEqualsTrain:
         private = loop(model, plan=None, around=around(), **settings)
         for batch in private:
             private.step(batch)
-        sgd = sf.SGD(lr=0.5, momentum=0.9)
+        sgd = sf.optimizers.SGD(lr=0.5, momentum=0.9)
         fitted = sf.fit(whole, CRITERION, examples(), optimizer=sgd, around=around(), **settings)
         torch.testing.assert_close(flat(point_of(model)), flat(point_of(whole)), rtol=1e-12, atol=1e-14)
         assert private.statement == fitted.statement
@@ -121,7 +125,7 @@ class TestTheUsersThings:
             private.step(batch)
             halved.step()
         assert sgd.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**4)
-        same = phase(steps=4, optimizer=sf.SGD(lr=lambda step: 0.1 * 0.5**step))
+        same = phase(steps=4, optimizer=sf.optimizers.SGD(lr=lambda step: 0.1 * 0.5**step))
         torch.testing.assert_close(flat(point_of(model)), trained(plan(same)), rtol=1e-12, atol=1e-14)
 
     @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
@@ -130,7 +134,7 @@ class TestTheUsersThings:
         private = loop(model, optimizer=kind(model.parameters(), lr=0.05))
         for batch in private:
             private.step(batch)
-        same = phase(steps=4, optimizer=sf.Torch(lambda params: kind(params, lr=0.05)))
+        same = phase(steps=4, optimizer=sf.optimizers.Torch(lambda params: kind(params, lr=0.05)))
         torch.testing.assert_close(flat(point_of(model)), trained(plan(same)), rtol=1e-12, atol=1e-14)
 
     def test_a_second_optimizer_step_does_nothing(self) -> None:
@@ -187,7 +191,7 @@ class TestTheUsersThings:
         [
             (lambda model: "adam", "torch.optim"),
             (lambda model: torch.optim.SGD, "torch.optim"),
-            (lambda model: sf.SGD(lr=0.1), "update rules go to fit"),
+            (lambda model: sf.optimizers.SGD(lr=0.1), "update rules go to fit"),
             (lambda model: torch.optim.LBFGS(model.parameters()), "LBFGS"),
             (lambda model: torch.optim.SGD(network().parameters(), lr=1.0), "does not hold '0.weight'"),
             (lambda model: torch.optim.SGD(model[0].parameters(), lr=1.0), "does not hold '2.weight'"),
@@ -206,12 +210,12 @@ class TestCost:
         for taken, batch in enumerate(private, start=1):
             private.step(batch)
             assert private.done == taken
-            assert private.epsilon() == accounting.epsilon(phase_event(0.5, 1.0, taken), 1e-3)
+            assert private.epsilon() == bounds.epsilon(phase_event(0.5, 1.0, taken), 1e-3)
         assert private.epsilon() == private.statement.epsilon == private.plan.epsilon(1e-3)
         assert private.epsilon(1e-4) > private.epsilon()
 
     def test_two_samples_cost_two(self) -> None:
-        private = loop(network(), plan(phase(steps=2, method=sf.SAM(0.1, fresh=True))))
+        private = loop(network(), plan(phase(steps=2, method=sf.methods.SAM(0.1, fresh=True))))
         for batch in private:
             private.step(batch)
         assert private.epsilon() == pytest.approx(private.plan.epsilon(1e-3))

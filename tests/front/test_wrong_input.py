@@ -20,7 +20,7 @@ from saltflat.errors import DataError, ModelError, PrivacyError, SaltflatError, 
 SOUND: dict[str, Any] = {"epsilon": 3.0, "delta": 1e-3, "batch_size": 6, "epochs": 1, "clip_norm": 1.0}
 
 
-class Guarded(sf.TensorUnits):
+class Guarded(sf.data.TensorUnits):
     """Data that must not be read."""
 
     def take(self, indices: Any) -> Any:
@@ -70,7 +70,7 @@ def refused(kind: type[SaltflatError], says: str, call: Any, *args: Any, **setti
         ("epochs", 0, "epochs"),
         ("epochs", float("nan"), "epochs"),
         ("method", "sat", "method is a value with init and step, such as DPSGD.*got 'sat'"),
-        ("method", sf.SAT, "method is a value.*got <class"),
+        ("method", sf.methods.SAT, "method is a value.*got <class"),
         ("method", object(), "method is a value.*got a object"),
         ("method", None, "method is a value.*got None"),
         ("plan", "sai", "plan is a Plan"),
@@ -96,7 +96,9 @@ def test_a_plan_and_settings_of_its_own(front) -> None:
 
 def test_a_plan_and_an_optimizer() -> None:
     few = plan(phase(steps=1))
-    go = lambda: sf.fit(network(), CRITERION, examples(), plan=few, delta=1e-3, optimizer=sf.SGD(lr=1.0))
+    go = lambda: sf.fit(
+        network(), CRITERION, examples(), plan=few, delta=1e-3, optimizer=sf.optimizers.SGD(lr=1.0)
+    )
     refused(SettingError, "give it, or optimizer, not both", go)
 
 
@@ -105,7 +107,7 @@ def test_a_delta_that_would_permit_publishing_an_example(front) -> None:
     refused(PrivacyError, "above 1/12", front, network(), CRITERION, Guarded(examples()), delta=0.5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", None, sf.SGD, torch.optim.SGD])
+@pytest.mark.parametrize("optimizer", ["sgd", None, sf.optimizers.SGD, torch.optim.SGD])
 def test_update_rules(optimizer: object) -> None:
     refused(
         SettingError, "optimizer is a value", by_call, network(), CRITERION, examples(), optimizer=optimizer

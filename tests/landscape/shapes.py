@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from saltflat.core.tree import Tree
 from saltflat.landscape import PUBLIC, Objective, analytic, of_model
+from saltflat.tree import Tree
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
 

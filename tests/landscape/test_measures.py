@@ -12,7 +12,6 @@ from reference import gradient_loop
 from torch import nn
 
 from saltflat.core.contribution import per_example, supervised
-from saltflat.core.tree import Released, Tree, add, norm, size
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.landscape import (
     PUBLIC,
@@ -43,6 +42,7 @@ from saltflat.landscape import (
 from saltflat.landscape.draws import gaussian, source
 from saltflat.landscape.flat import flatten
 from saltflat.landscape.subset import evenly, fingerprint
+from saltflat.tree import Released, Tree, add, norm, size
 
 SPECTRUM = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
 BOWL = shapes.quadratic(SPECTRUM)

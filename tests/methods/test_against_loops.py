@@ -9,8 +9,11 @@ from reference import FixedNoise, Tree, clipped_loop, flat, gradient_loop
 from steps import CRITERION, ask_about, examples, network, phase, plan, point_of
 from torch import Tensor
 
-from saltflat import DPSGD, SAM, SAT, SGD, Surroundings, TensorUnits, per_example, supervised, train
+from saltflat import Surroundings, per_example, supervised, train
 from saltflat.core.sampling import poisson
+from saltflat.data import TensorUnits
+from saltflat.methods import DPSGD, SAM, SAT
+from saltflat.optimizers import SGD
 
 STEPS, RATE, SIZE, CLIP, SIGMA, LR, MOMENTUM = 6, 0.5, 12, 0.4, 0.7, 0.2, 0.9
 RADIUS = 0.3

@@ -11,30 +11,17 @@ from reference import FixedNoise, Tree, clipped_loop, flat, gradient_loop
 from steps import CRITERION, ask_about, examples, network, phase, plan, point_of
 from torch import Tensor, nn
 
-from saltflat import (
-    DPLIS,
-    DPSGD,
-    SAM,
-    SAT,
-    SGD,
-    AdamBC,
-    AntiNoise,
-    Automatic,
-    PerLayer,
-    Quantile,
-    Surroundings,
-    TensorUnits,
-    around,
-    each_view,
-    per_example,
-    supervised,
-    train,
-)
-from saltflat.clipping.standardised import standardised
+from saltflat import Surroundings, each_view, per_example, supervised, train
+from saltflat.clipping import Automatic, PerLayer
 from saltflat.core.sampling import poisson
-from saltflat.core.tree import Released
+from saltflat.data import TensorUnits
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.frames import Shift
+from saltflat.gradients.standardised import standardised
+from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile
+from saltflat.optimizers import SGD, AdamBC, AntiNoise
 from saltflat.privacy.noise import SecureNoise
+from saltflat.tree import Released
 
 EXACT = {"rtol": 1e-9, "atol": 1e-12}
 
@@ -236,8 +223,8 @@ class TestClippingRules:
         model = network()
         point = point_of(model)
         origin = {n: 0.1 * torch.ones_like(p) for n, p in point.items()}
-        whole = ask_about(model, examples(), clip_norm=PerLayer({"": 0.3}))(point, frame=around(origin))
-        same = ask_about(model, examples(), clip_norm=0.3)(point, frame=around(origin))
+        whole = ask_about(model, examples(), clip_norm=PerLayer({"": 0.3}))(point, frame=Shift(origin))
+        same = ask_about(model, examples(), clip_norm=0.3)(point, frame=Shift(origin))
         torch.testing.assert_close(flat(whole), flat(same), **EXACT)
 
     def test_a_part_that_straddles_two_layers(self) -> None:

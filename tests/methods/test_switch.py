@@ -11,10 +11,11 @@ from reference import Tree, flat
 from steps import CRITERION, ask_about, examples, network, point_of
 from torch import Tensor
 
-from saltflat import SAM, SAT, SGD, Antithetic, Gap, Plateau, PublicSharpness, Secant
 from saltflat.core.ask import Heard
-from saltflat.core.tree import Released
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.methods import SAM, SAT, Antithetic, Gap, Plateau, PublicSharpness, Secant
+from saltflat.optimizers import SGD
+from saltflat.tree import Released
 
 WIDTH = 400
 CURVATURE = torch.linspace(0.01, 0.2, WIDTH, dtype=torch.float64)

@@ -5,23 +5,12 @@ from __future__ import annotations
 import pytest
 from steps import phase, plan
 
-from saltflat import (
-    DPLIS,
-    DPSGD,
-    SAM,
-    SAT,
-    Automatic,
-    Linear,
-    Piecewise,
-    Plateau,
-    Secant,
-    calibrate,
-    sai,
-    split_budget,
-)
+from saltflat import calibrate, sai, split_budget
+from saltflat.clipping import Automatic
 from saltflat.errors import AccountingError, BudgetError, SettingError
-from saltflat.privacy import accounting
-from saltflat.privacy.events import (
+from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Plateau, Secant
+from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting.events import (
     ChosenDpEvent,
     compose,
     describe_sampling,
@@ -30,8 +19,9 @@ from saltflat.privacy.events import (
     step_event,
     unamplified,
 )
-from saltflat.privacy.selection import poisson_trials
-from saltflat.privacy.statement import Declared, state
+from saltflat.privacy.accounting.selection import poisson_trials
+from saltflat.privacy.record.statement import Declared, state
+from saltflat.schedules import Linear, Piecewise
 
 NEVER = lambda state: False
 SETTING = {"steps": (20, 30), "rate": 0.1, "size": 1000, "epsilon": 2.0, "delta": 1e-5}
@@ -97,8 +87,8 @@ def driven(first: float = 1.0, second: float = 3.0, **changes):
 class TestEarlyEnds:
     def test_renyi_accounting_of_the_dearest_path(self) -> None:
         dearest = compose(phase_event(0.1, 1.0, 20), phase_event(0.1, 3.0, 30))
-        assert driven().epsilon(1e-5) == pytest.approx(accounting.rdp_epsilon(dearest, 1e-5))
-        assert driven().epsilon(1e-5) > accounting.epsilon(dearest, 1e-5)
+        assert driven().epsilon(1e-5) == pytest.approx(bounds.rdp_epsilon(dearest, 1e-5))
+        assert driven().epsilon(1e-5) > bounds.epsilon(dearest, 1e-5)
 
     def test_one_noise_level_throughout_is_an_ordinary_run(self) -> None:
         """Every step is dominated by the same pair, whatever decides between them."""
@@ -131,7 +121,7 @@ class TestEarlyEnds:
             meter.step(0.1, 1.0)
 
     def test_every_path_costs_less_at_every_order(self) -> None:
-        from saltflat.privacy.renyi import ORDERS, rdp_curve
+        from saltflat.privacy.accounting.renyi import ORDERS, rdp_curve
 
         most = rdp_curve(leaves(driven().event()), ORDERS)
         for taken in range(1, 21):
@@ -147,10 +137,10 @@ class TestChosenEvents:
     EVENT = ChosenDpEvent(compose(phase_event(0.1, 1.0, 20), phase_event(0.1, 3.0, 30)))
 
     def test_no_loss_distribution_answers_for_it(self) -> None:
-        assert accounting.bound(self.EVENT, 1e-5).accountant == "RDP"
+        assert bounds.bound(self.EVENT, 1e-5).accountant == "RDP"
 
     def test_mutant_accounted_as_if_planned_is_smaller(self) -> None:
-        assert accounting.epsilon(self.EVENT.event, 1e-5) < 0.99 * accounting.epsilon(self.EVENT, 1e-5)
+        assert bounds.epsilon(self.EVENT.event, 1e-5) < 0.99 * bounds.epsilon(self.EVENT, 1e-5)
 
     def test_statement(self) -> None:
         statement = state(self.EVENT, Declared(delta=1e-5, size=1000))
@@ -159,13 +149,13 @@ class TestChosenEvents:
         assert statement.epsilon_unamplified >= statement.epsilon
 
     def test_it_composes_with_planned_steps(self) -> None:
-        more = accounting.epsilon(compose(self.EVENT, step_event(0.1, 5.0)), 1e-5)
-        assert more > accounting.epsilon(self.EVENT, 1e-5)
+        more = bounds.epsilon(compose(self.EVENT, step_event(0.1, 5.0)), 1e-5)
+        assert more > bounds.epsilon(self.EVENT, 1e-5)
         assert describe_sampling(unamplified(self.EVENT)) == "every unit in every step"
 
     def test_selection_over_it_is_refused(self) -> None:
         with pytest.raises(AccountingError):
-            accounting.epsilon(poisson_trials(self.EVENT, mean=3), 1e-5)
+            bounds.epsilon(poisson_trials(self.EVENT, mean=3), 1e-5)
 
 
 class TestSchedules:

@@ -25,11 +25,11 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 
 from saltflat.errors import AccountingError, BudgetError
-from saltflat.privacy import accounting, loss, renyi
-from saltflat.privacy.accounting import bound, curve, epsilon, epsilon_unamplified, rdp_epsilon
-from saltflat.privacy.accounting import delta as delta_of
-from saltflat.privacy.calibration import noise_for
-from saltflat.privacy.events import (
+from saltflat.privacy.accounting import bounds, loss, renyi
+from saltflat.privacy.accounting.bounds import bound, curve, epsilon, epsilon_unamplified, rdp_epsilon
+from saltflat.privacy.accounting.bounds import delta as delta_of
+from saltflat.privacy.accounting.calibration import noise_for
+from saltflat.privacy.accounting.events import (
     ADD_REMOVE,
     REPLACE,
     compose,
@@ -43,8 +43,8 @@ from saltflat.privacy.events import (
     step_event,
     unamplified,
 )
-from saltflat.privacy.filters import GaussianFilter, RdpFilter, planned_order
-from saltflat.privacy.selection import (
+from saltflat.privacy.accounting.filters import GaussianFilter, RdpFilter, planned_order
+from saltflat.privacy.accounting.selection import (
     counted_trials,
     geometric_trials,
     negative_binomial_trials,
@@ -177,7 +177,7 @@ NAN, INF = math.nan, math.inf
 
 @pytest.mark.parametrize("delta", [NAN, 0, 0.0, 1, 1.0, 2.0, -1e-5, INF, -INF, 1e-31, "1e-5", None, True])
 def test_bad_deltas_are_refused(delta: object) -> None:
-    for measure in (epsilon, rdp_epsilon, epsilon_unamplified, accounting.draft_epsilon):
+    for measure in (epsilon, rdp_epsilon, epsilon_unamplified, bounds.draft_epsilon):
         with pytest.raises(AccountingError, match="delta"):
             measure(step_event(0.01, 1.0), delta)  # type: ignore[arg-type]
 
@@ -600,5 +600,6 @@ def test_sampling_is_described_from_the_event() -> None:
 
 
 def test_accounting_does_not_import_torch() -> None:
-    code = "import sys, saltflat.privacy.statement, saltflat.privacy.splits; sys.exit('torch' in sys.modules)"
+    rooms = "saltflat.privacy.record.statement, saltflat.privacy.accounting.splits"
+    code = f"import sys, {rooms}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

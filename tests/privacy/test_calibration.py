@@ -11,9 +11,9 @@ import pytest
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.errors import AccountingError
-from saltflat.privacy import calibration
-from saltflat.privacy.accounting import epsilon, rdp_epsilon
-from saltflat.privacy.calibration import (
+from saltflat.privacy.accounting import calibration
+from saltflat.privacy.accounting.bounds import epsilon, rdp_epsilon
+from saltflat.privacy.accounting.calibration import (
     RENYI,
     calibrate_scale,
     noise_for,
@@ -21,8 +21,8 @@ from saltflat.privacy.calibration import (
     steps_for,
     tight,
 )
-from saltflat.privacy.events import REPLACE, compose, phase_event
-from saltflat.privacy.splits import SPLITS, joint_ratio, joint_share, phases_event, sequential
+from saltflat.privacy.accounting.events import REPLACE, compose, phase_event
+from saltflat.privacy.accounting.splits import SPLITS, joint_ratio, joint_share, phases_event, sequential
 
 NAN, INF = math.nan, math.inf
 

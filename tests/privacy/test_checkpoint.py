@@ -17,11 +17,11 @@ import pytest
 import torch
 from power_cut import Disk, Recorder
 
-from saltflat.core.tree import Tree
 from saltflat.errors import DataError, SettingError
-from saltflat.privacy import checkpoint as module
-from saltflat.privacy import durable
-from saltflat.privacy.checkpoint import Checkpoint, load, save
+from saltflat.privacy.record import checkpoint as module
+from saltflat.privacy.record import durable
+from saltflat.privacy.record.checkpoint import Checkpoint, load, save
+from saltflat.tree import Tree
 
 
 def trees(seed: int = 0) -> dict[str, Tree]:

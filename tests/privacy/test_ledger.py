@@ -27,9 +27,9 @@ from hypothesis import strategies as st
 from power_cut import Disk, Recorder
 
 from saltflat.errors import AccountingError, BudgetError, LedgerError, SettingError
-from saltflat.privacy import durable
-from saltflat.privacy import ledger as module
-from saltflat.privacy.ledger import Budget, Ledger, Run, read
+from saltflat.privacy.record import durable
+from saltflat.privacy.record import ledger as module
+from saltflat.privacy.record.ledger import Budget, Ledger, Run, read
 
 COST = (1.0, 20.0)
 TARGET = Budget(epsilon=3.0, delta=1e-5)
@@ -96,14 +96,14 @@ def test_a_changed_cost_settles_the_block_and_opens_another(tmp_path: Path) -> N
 
 
 def test_all_runs_on_the_data_are_composed(tmp_path: Path) -> None:
-    from saltflat.privacy import accounting, events
+    from saltflat.privacy.accounting import bounds, events
 
     path = tmp_path / "a.ledger"
     with open_ledger(path) as ledger:
         for name, cost, steps in [("a", (0.1, 2.0), 30), ("b", (0.1, 2.0), 20), ("c", (1.0, 9.0), 5)]:
             ledger.run(name).charge(*cost, steps=steps)
         event = events.compose(events.phase_event(0.1, 2.0, 50), events.phase_event(1.0, 9.0, 5))
-        assert ledger.epsilon(1e-5) == accounting.epsilon(event, 1e-5)
+        assert ledger.epsilon(1e-5) == bounds.epsilon(event, 1e-5)
         assert [spending.steps for spending in ledger.history.runs()] == [
             {(0.1, 2.0): 30},
             {(0.1, 2.0): 20},
@@ -313,7 +313,9 @@ def test_a_second_writer_is_refused_at_once_and_readers_are_not(tmp_path: Path) 
         with pytest.raises(LedgerError, match="another writer") as caught:
             open_ledger(path)
         assert "\n" not in str(caught.value)
-        script = f"from saltflat.privacy.ledger import Ledger; Ledger.open({str(path)!r}, dataset='digits')"
+        script = (
+            f"from saltflat.privacy.record.ledger import Ledger; Ledger.open({str(path)!r}, dataset='digits')"
+        )
         other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
         assert "another writer" in other.stderr
         assert charged(path) == 1
@@ -364,7 +366,7 @@ def test_a_closed_ledger_allows_no_step(tmp_path: Path) -> None:
 
 def test_the_module_loads_without_torch_and_accountants() -> None:
     heavy = "{'torch', 'dp_accounting', 'numpy'}"
-    script = f"import sys, saltflat.privacy.ledger; sys.exit(bool({heavy} & set(sys.modules)))"
+    script = f"import sys, saltflat.privacy.record.ledger; sys.exit(bool({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
@@ -683,8 +685,8 @@ def test_d3_catches_a_log_that_is_not_synced(tmp_path: Path, monkeypatch: pytest
 
 WRITER = """
 import os, sys
-from saltflat.privacy import durable
-from saltflat.privacy.ledger import Ledger
+from saltflat.privacy.record import durable
+from saltflat.privacy.record.ledger import Ledger
 if sys.argv[2] == "no sync":
     durable.sync = lambda descriptor: None
 with Ledger.open(sys.argv[1], dataset="digits") as ledger, ledger.run("traced", block=2) as run:

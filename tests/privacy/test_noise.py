@@ -12,7 +12,6 @@ import pytest
 import torch
 from scipy import stats
 
-from saltflat.core.tree import Tree
 from saltflat.errors import ModelError, SettingError
 from saltflat.privacy import noise as module
 from saltflat.privacy.noise import (
@@ -25,6 +24,7 @@ from saltflat.privacy.noise import (
     grid_sensitivity,
     round_to_grid,
 )
+from saltflat.tree import Tree
 
 SOURCES = [SecureNoise(), SeededNoise(3), DiscreteNoise(1 << 12)]
 

@@ -8,10 +8,10 @@ import math
 import pytest
 
 from saltflat.errors import AccountingError, PrivacyError, SettingError
-from saltflat.privacy.accounting import epsilon, epsilon_unamplified
-from saltflat.privacy.events import REPLACE, fixed_size_event, phase_event, repeated, step_event
-from saltflat.privacy.selection import NOT_SELECTED, PUBLIC_PROXY, poisson_trials
-from saltflat.privacy.statement import (
+from saltflat.privacy.accounting.bounds import epsilon, epsilon_unamplified
+from saltflat.privacy.accounting.events import REPLACE, fixed_size_event, phase_event, repeated, step_event
+from saltflat.privacy.accounting.selection import NOT_SELECTED, PUBLIC_PROXY, poisson_trials
+from saltflat.privacy.record.statement import (
     NOT_COVERED,
     SEEDED,
     Declared,
@@ -134,6 +134,6 @@ def test_printing_never_lowers_a_bound() -> None:
 
 
 def test_noise_ledger_and_statement_use_one_stamp() -> None:
-    from saltflat.privacy import ledger, limits, noise, statement
+    from saltflat.privacy.record import ledger, limits, noise, statement
 
     assert {limits.SEEDED, noise.SEEDED, ledger.SEEDED, statement.SEEDED} == {"NOT PRIVATE: seeded"}

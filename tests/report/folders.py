@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from saltflat.privacy.events import phase_event
-from saltflat.privacy.ledger import Budget, Ledger
-from saltflat.privacy.statement import Declared, state
+from saltflat.privacy.accounting.events import phase_event
+from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.statement import Declared, state
 from saltflat.recipes.recipe import Recipe
 
 RATE, NOISE, STEPS, DELTA = 0.25, 6.0, 40, 1e-5

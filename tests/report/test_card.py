@@ -10,7 +10,7 @@ from conftest import EVIL
 from folders import RATE, write_landscape, write_run, write_statement
 
 from saltflat.errors import SettingError
-from saltflat.privacy.ledger import Ledger
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.report.card import card
 from saltflat.report.folder import gather
 

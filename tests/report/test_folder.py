@@ -22,7 +22,7 @@ from folders import (
 )
 
 from saltflat.errors import DataError
-from saltflat.privacy import ledger
+from saltflat.privacy.record import ledger
 from saltflat.report.folder import Kept, gather, unique_names
 
 

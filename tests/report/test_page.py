@@ -11,7 +11,7 @@ import pytest
 from conftest import EVIL, LONG
 from folders import RATE, without_pictures, write_landscape, write_metrics, write_run, write_statement
 
-from saltflat.privacy.ledger import Ledger
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.report.folder import gather
 from saltflat.report.page import page
 from saltflat.report.sections import SECTIONS

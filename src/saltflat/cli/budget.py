@@ -87,19 +87,19 @@ def epsilon(
 
         saltflat budget epsilon --rate 0.04 --delta 1e-5 --phase 250:1.54 --phase 500:14.0
     """
-    from saltflat.privacy import accounting
-    from saltflat.privacy.splits import phases_event
+    from saltflat.privacy.accounting import bounds
+    from saltflat.privacy.accounting.splits import phases_event
 
     phases = [*_plain_phase(steps, noise), *_pairs("--phase", phase, "STEPS:NOISE")]
     if not phases:
         raise SettingError("no steps were given: add --steps and --noise, or --phase STEPS:NOISE")
     event = phases_event(rate, [sigma for _, sigma in phases], [count for count, _ in phases])
-    found = accounting.bound(event, delta)
+    found = bounds.bound(event, delta)
     facts = {
         "epsilon": found.epsilon,
         "accountant": found.accountant,
-        "epsilon_rdp": accounting.rdp_epsilon(event, delta),
-        "epsilon_unamplified": accounting.epsilon_unamplified(event, delta),
+        "epsilon_rdp": bounds.rdp_epsilon(event, delta),
+        "epsilon_unamplified": bounds.epsilon_unamplified(event, delta),
     }
     _answer({**facts, **_context(event, delta)}, as_json, _epsilon_lines)
 
@@ -122,8 +122,8 @@ def noise(
 
         saltflat budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --phase 250:0.9 --phase 500:0.1
     """
-    from saltflat.privacy import accounting
-    from saltflat.privacy.splits import SPLITS, phases_event
+    from saltflat.privacy.accounting import bounds
+    from saltflat.privacy.accounting.splits import SPLITS, phases_event
 
     phases = [*_plain_phase(steps, 1.0), *_pairs("--phase", phase, "STEPS:SHARE")]
     if not phases:
@@ -135,7 +135,7 @@ def noise(
         "noise": list(noises),
         "steps": counts,
         "split": split.value,
-        "epsilon": accounting.epsilon(event, delta),
+        "epsilon": bounds.epsilon(event, delta),
     }
     _answer({**facts, **_context(event, delta)}, as_json, _noise_lines)
 
@@ -148,8 +148,8 @@ def plan(epsilon: Epsilon, delta: Delta, rate: Rate, noise: Noise, as_json: AsJs
 
         saltflat budget plan --epsilon 2 --delta 1e-5 --rate 0.04 --noise 2.35
     """
-    from saltflat.privacy.calibration import steps_for
-    from saltflat.privacy.events import phase_event
+    from saltflat.privacy.accounting.calibration import steps_for
+    from saltflat.privacy.accounting.events import phase_event
 
     steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
     rows = [_plan_row(epsilon, delta, rate, factor * noise) for factor in (0.7, 0.85, 1.0, 1.2, 1.5)]
@@ -158,7 +158,7 @@ def plan(epsilon: Epsilon, delta: Delta, rate: Rate, noise: Noise, as_json: AsJs
 
 
 def _plan_row(epsilon: float, delta: float, rate: float, noise: float) -> dict[str, Any]:
-    from saltflat.privacy.calibration import steps_for
+    from saltflat.privacy.accounting.calibration import steps_for
 
     try:
         steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
@@ -189,7 +189,7 @@ def _pairs(flag: str, texts: list[str] | None, form: str) -> list[tuple[int, flo
 
 def _context(event: DpEvent, delta: float) -> dict[str, Any]:
     """What every epsilon must be read with."""
-    from saltflat.privacy.events import ADD_REMOVE, adjacency_words, describe_sampling
+    from saltflat.privacy.accounting.events import ADD_REMOVE, adjacency_words, describe_sampling
 
     return {
         "delta": delta,
@@ -215,7 +215,7 @@ def _answer(facts: dict[str, Any], as_json: bool, lines: Any) -> None:
 
 
 def _epsilon_lines(facts: dict[str, Any]) -> list[Any]:
-    from saltflat.privacy.statement import rounded_up
+    from saltflat.privacy.record.statement import rounded_up
 
     up = lambda key: rounded_up(facts[key], 4)
     return [
@@ -225,7 +225,7 @@ def _epsilon_lines(facts: dict[str, Any]) -> list[Any]:
 
 
 def _noise_lines(facts: dict[str, Any]) -> list[Any]:
-    from saltflat.privacy.statement import rounded_up
+    from saltflat.privacy.record.statement import rounded_up
 
     phases = zip(facts["noise"], facts["steps"], strict=True)
     lines = [f"noise [bold]{rounded_up(sigma, 4)}[/bold] for {steps} steps" for sigma, steps in phases]

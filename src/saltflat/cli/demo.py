@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from saltflat.core.plan import Plan
     from saltflat.data import Split
-    from saltflat.runs import Outcome
+    from saltflat.runs.execute import Outcome
 
 STEPS = 200
 METHODS = {"DP-SAT": "dp-sat", "DP-SGD": "dp-sgd"}
@@ -54,7 +54,7 @@ def demo(
     from rich.console import Console
 
     from saltflat.data import digits
-    from saltflat.privacy.ledger import read
+    from saltflat.privacy.record.ledger import read
     from saltflat.recipes.build import plan_of
 
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
@@ -108,7 +108,7 @@ def _run(
     """Train with a progress bar; begin the run, or go on with it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from saltflat.runs import Folder, execute
+    from saltflat.runs.execute import Folder, execute
 
     folder = Folder(out / name)
     if not folder.recipe.exists():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-    from saltflat.surveys import Settings, View
+    from saltflat.runs.survey import Settings, View
 
 ROWS = {  # of the table: entry, label
     "accuracy": "accuracy",
@@ -83,7 +83,7 @@ def landscape(
     """
     from rich.console import Console
 
-    from saltflat.surveys import USUAL, Settings
+    from saltflat.runs.survey import USUAL, Settings
 
     names = tuple(part.strip() for words in only or () for part in words.split(",") if part.strip())
     settings = Settings(
@@ -112,8 +112,8 @@ def _views(runs: Sequence[Path], settings: Settings, data_dir: Path | None) -> l
     """All runs, read before anything is computed; each data set is read once."""
     from saltflat import data
     from saltflat.errors import SettingError
-    from saltflat.subjects import subject
-    from saltflat.surveys import View
+    from saltflat.runs.survey import View
+    from saltflat.runs.weights import subject
 
     subjects = [subject(path) for path in runs]
     places = [each.place.resolve() for each in subjects]
@@ -147,7 +147,7 @@ def _announce(views: Sequence[View], console: Console) -> None:
 def _survey(views: Sequence[View], settings: Settings, console: Console) -> None:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from saltflat.surveys import look, look_between
+    from saltflat.runs.survey import look, look_between
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not sys.stdout.isatty(), transient=True) as bar:
@@ -165,7 +165,7 @@ def _survey(views: Sequence[View], settings: Settings, console: Console) -> None
 
 def _step(view: View, part: str, bar: Progress, work: Any, times: int = 1) -> None:
     """One part under the bar; without a terminal, a line when it is done."""
-    from saltflat.surveys import passes, weights_in
+    from saltflat.runs.survey import passes, weights_in
 
     name = f"{view.subject.name}: {part}"
     total = passes(part, view.settings, weights_in(view)) * times
@@ -188,7 +188,7 @@ def _report(views: Sequence[View], console: Console) -> None:
 def _table(views: Sequence[View]) -> Table:
     from rich.table import Table
 
-    from saltflat.surveys import read_measures
+    from saltflat.runs.survey import read_measures
 
     found = [read_measures(view.subject.place) or {} for view in views]
     title = f"landscape on {found[0].get('examples', 0):,} {found[0].get('split')} examples"

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from saltflat.privacy.ledger import Cost, History, Spending
+    from saltflat.privacy.record.ledger import Cost, History, Spending
 
 Place = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger file.")]
 Delta = Annotated[
@@ -41,7 +41,7 @@ def show(ledger: Place, delta: Delta = None, as_json: AsJson = False) -> None:
 
         saltflat budget show digits.ledger --delta 1e-5
     """
-    from saltflat.privacy.ledger import read
+    from saltflat.privacy.record.ledger import read
 
     history = read(ledger)
     facts = _facts(history, _delta(history, delta))
@@ -58,7 +58,7 @@ def check(ledger: Place, head: Head = None) -> None:
 
         saltflat budget check digits.ledger
     """
-    from saltflat.privacy.ledger import read
+    from saltflat.privacy.record.ledger import read
 
     history = read(ledger)
     if head is not None:
@@ -112,7 +112,7 @@ def _by_name(history: History) -> dict[str, list[Spending]]:
 
 
 def _run_facts(name: str, parts: list[Spending], delta: float, adjacency: str) -> dict[str, Any]:
-    from saltflat.privacy.ledger import epsilon_of
+    from saltflat.privacy.record.ledger import epsilon_of
 
     steps: dict[Cost, int] = {}
     for part in parts:
@@ -181,6 +181,6 @@ def _print_budget(console: Console, budget: dict[str, Any], share: float) -> Non
 
 
 def _epsilon(value: float | None) -> str:
-    from saltflat.privacy.statement import rounded_up
+    from saltflat.privacy.record.statement import rounded_up
 
     return "infinite" if value is None else rounded_up(value, 4)

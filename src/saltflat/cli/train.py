@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from saltflat.core.plan import Plan
     from saltflat.data import Split
-    from saltflat.runs import Folder, Outcome, Reading
+    from saltflat.runs.execute import Folder, Outcome, Reading
 
 SETTINGS = dataclasses.fields(Recipe)
 
@@ -97,7 +97,7 @@ def train(
     from rich.console import Console
 
     from saltflat.recipes.build import plan_of
-    from saltflat.runs import Folder, execute
+    from saltflat.runs.execute import Folder, execute
 
     folder, console = Folder(out), Console()
     chosen = _chosen(recipe, changes, folder, resume=resume)

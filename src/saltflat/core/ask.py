@@ -9,27 +9,14 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from saltflat.core.frame import Frame
-from saltflat.core.mechanism import (
-    COUNT,
-    Bounded,
-    Chunk,
-    Clip,
-    Flat,
-    Noise,
-    as_clip,
-    clamped_sum,
-    clipped_sum,
-    count_scale,
-    counted_sum,
-    noised,
-)
-from saltflat.core.tree import Released, Tree
+from saltflat.clipping import COUNT, Chunk, Clip, Counted, as_clip
+from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, noised
+from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.frames import Frame
+from saltflat.tree import Released, Tree
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
-PointsOf = Callable[[int], Sequence[Tree]]  # a unit's number, or its group's -> its own points
-Spread = Callable[[Tree, int], Sequence[tuple[Tree, float]]]  # a point, a unit's number -> points and weights
 
 _ROUNDING = 1e-9  # shares such as 0.1 + 0.2 + 0.7 may miss 1 by this much
 
@@ -55,14 +42,6 @@ class Release:
     noise: Noise
 
 
-@dataclass(frozen=True)
-class Heard:
-    """One question's first point and its answer: what a method may look back on."""
-
-    point: Tree
-    answer: Released
-
-
 @dataclass
 class _Budget:
     """What is left of one step, and what was told; shared by all views of one door."""
@@ -84,7 +63,7 @@ class _Budget:
 class _View:
     """How a method's questions are changed on their way through the door."""
 
-    scale: float = 1.0  # what every share is multiplied by
+    part: float = 1.0  # what every share is multiplied by
     factor: float = 1.0  # what the clip norm is multiplied by
     count: float = 0.0  # the part of every answer that goes to a count of unclipped units
     spread: Spread | None = None  # which points are asked in the place of each
@@ -146,7 +125,13 @@ class Ask:
         return self._answer(chunks, points[0], frame, share)
 
     def apart(
-        self, points_of: PointsOf, *, weights: Sequence[float], groups: int | None = None, share: float = 1.0
+        self,
+        points_of: PointsOf,
+        *,
+        weights: Sequence[float],
+        groups: int | None = None,
+        frame: Frame | None = None,
+        share: float = 1.0,
     ) -> Released:
         """As a call, but each unit is asked at points of its own, ``points_of(its number)``.
 
@@ -161,21 +146,24 @@ class Ask:
         share = self._spend(share)
         near = lambda label: view.points(points_of(label), weights, 0)[0]
         chunks = self._whole_sample().apart(near, view.points(points_of(0), weights, 0)[1], groups)
-        return self._answer(chunks, like, None, share)
+        return self._answer(chunks, like, frame, share)
 
-    def gap(self, low: Tree, high: Tree, *, bound: float, share: float) -> float:
+    def gap(self, low: Tree, high: Tree, *, bound: float, share: float, frame: Frame | None = None) -> float:
         """How much more the units lose at ``high`` than at ``low``: a noisy mean of clamped differences.
 
-            (1 / expected) (sum_i clamp(loss_i(high) - loss_i(low), -bound, bound) + sigma / sqrt(share) bound N(0, 1))
+            r + (1 / expected) (sum_i clamp(d_i - r, -bound, bound) + sigma / sqrt(share) bound N(0, 1))
+
+        d_i = loss_i(high) - loss_i(low); r is the rise that the ``frame`` expects, a public number, 0 without one.
 
         *Guarantee*: sensitivity ``bound``; it is one of the step's questions and takes its share.
         """
         if not 0 < bound < math.inf:
             raise SettingError(f"the bound on a unit's loss difference is positive and finite; got {bound}")
+        expected = 0.0 if frame is None else frame.rise(low, high)
         sample, share = self._whole_sample(), self._spend(share)
-        differences = (losses[1] - losses[0] for losses in sample.losses([low, high]))
+        differences = (losses[1] - losses[0] - expected for losses in sample.losses([low, high]))
         total = self._noised(clamped_sum(differences, bound), share)[COUNT]
-        return float(total) / self._release.expected_units
+        return float(total) / self._release.expected_units + expected
 
     @property
     def fresh(self) -> Ask:
@@ -194,7 +182,7 @@ class Ask:
     @property
     def sensitivity(self) -> float:
         """How far one unit can move the sum of gradients: the clip norm of this step."""
-        return as_clip(self._release.clip_norm).sensitivity * self._view.factor
+        return self._clip.sensitivity
 
     @property
     def heard(self) -> Sequence[Heard]:
@@ -207,9 +195,9 @@ class Ask:
         total = math.fsum(share for share, _ in self._budget.fractions)
         return math.fsum(s * f for s, f in self._budget.fractions) / total if total else None
 
-    def part(self, scale: float) -> Ask:
-        """This door, with every share times ``scale``: what is left over is for other questions."""
-        return self._seen(replace(self._view, scale=self._view.scale * scale), self._fresh)
+    def part(self, share: float) -> Ask:
+        """This door, with every share times ``share``: what is left over is for other questions."""
+        return self._seen(replace(self._view, part=self._view.part * share), self._fresh)
 
     def spread(self, spread: Spread, *, by_unit: bool = False) -> Ask:
         """This door, asking at the points and weights ``spread(point, unit)`` in the place of every point.
@@ -229,16 +217,13 @@ class Ask:
     def counting(self, factor: float, share: float) -> Ask:
         """This door with ``factor`` times the clip norm, and ``share`` of every answer for `fraction`.
 
-        *Guarantee*: ``factor`` must come from earlier releases. See `counted_sum` for the cost of the count.
+        *Guarantee*: ``factor`` must come from earlier releases. See `Counted` for the cost of the count.
         """
-        if not isinstance(as_clip(self._release.clip_norm), Flat):
-            raise SettingError(
-                "an adaptive clip norm needs flat clipping: give the phase a number as clip_norm"
-            )
         if not (0 <= share < 1 and 0 < factor < math.inf):
             raise SettingError(
                 f"a count takes a share in [0, 1) at a positive factor; got {share} at {factor}"
             )
+        self._clip.counted(share)  # a rule that cannot be counted says so now
         fresh = self._fresh and self._fresh.counting(factor, 0.0)
         return self._seen(replace(self._view, factor=factor * self._view.factor, count=share), fresh)
 
@@ -249,7 +234,7 @@ class Ask:
         return door
 
     def _spend(self, share: float) -> float:
-        share *= self._view.scale
+        share *= self._view.part
         self._budget.spend(share)
         return share
 
@@ -266,22 +251,20 @@ class Ask:
         self._budget.heard.append(Heard(like, released))
         return released
 
+    @property
+    def _clip(self) -> Clip:
+        """The rule of this step's gradients."""
+        return as_clip(self._release.clip_norm).times(self._view.factor)
+
     def _bounded(self, chunks: Iterable[Chunk], like: Tree) -> Bounded:
-        clip, view = as_clip(self._release.clip_norm), self._view
-        if not isinstance(clip, Flat):
-            return clipped_sum(chunks, clip, like)
-        bound = self.sensitivity
-        return (
-            counted_sum(chunks, bound, like, share=view.count)
-            if view.count
-            else clipped_sum(chunks, bound, like)
-        )
+        clip = self._clip
+        return clipped_sum(chunks, clip.counted(self._view.count) if self._view.count else clip, like)
 
     def _count(self, answer: Tree, share: float) -> None:
         """Take the count out of the answer: sum_i (b_i - 1/2) / expected + 1/2 is the fraction within the bound."""
         if COUNT in answer:
-            scale = count_scale(self.sensitivity, self._view.count)
-            self._budget.fractions.append((share, float(answer.pop(COUNT)) / scale + 0.5))
+            unit = Counted(self.sensitivity, self._view.count).unit
+            self._budget.fractions.append((share, float(answer.pop(COUNT)) / unit + 0.5))
 
     def _noised(self, bounded: Bounded, share: float) -> Tree:
         return noised(bounded, self._multiplier(share), self._release.noise)

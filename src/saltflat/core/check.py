@@ -14,8 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from saltflat.core.sampling import Batch, Indices
-from saltflat.core.tree import Tree
 from saltflat.errors import ModelError, PrivacyError
+from saltflat.tree import Tree
 
 if TYPE_CHECKING:
     from saltflat.core.contribution import PerExample

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from saltflat.clipping.chunk import Kept, book_keeping, checked_losses
-from saltflat.core.mechanism import Chunk
+from saltflat.clipping import Chunk
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import Batch, Indices, Units, physical, pick, rows_in
-from saltflat.core.tree import Tree
 from saltflat.errors import ModelError, SettingError
+from saltflat.gradients.chunk import Kept, book_keeping, checked_losses
+from saltflat.tree import Tree
 
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]

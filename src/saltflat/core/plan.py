@@ -6,33 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
-from saltflat.core.ask import Ask
-from saltflat.core.mechanism import Clip, as_clip
-from saltflat.core.optim import EMA, Optimizer
-from saltflat.core.schedule import Schedule, at
-from saltflat.core.tree import Tree
+from saltflat.clipping import Clip, as_clip
+from saltflat.door import AnyMethod, fresh_noise
 from saltflat.errors import SettingError
-from saltflat.privacy import accounting
-from saltflat.privacy.calibration import calibrate_scale
-from saltflat.privacy.events import ChosenDpEvent, compose, phase_event
-from saltflat.privacy.filters import RdpFilter, planned_order
-
-
-class Method(Protocol):
-    """How a step's questions are put and what is made of the answers. Everything but ``ask`` is free.
-
-    State is a value: numbers, trees, and tuples, dictionaries and None of these, so that it can be stored. A
-    method that draws a second sample in every step has an attribute ``fresh_noise``, that sample's noise
-    relative to the phase's.
-    """
-
-    def init(self, params: Tree) -> Any: ...
-
-    def step(self, ask: Ask, params: Tree, state: Any) -> tuple[Tree, Any]: ...
+from saltflat.optimizers import EMA, Optimizer
+from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting.calibration import calibrate_scale
+from saltflat.privacy.accounting.events import ChosenDpEvent, compose, phase_event
+from saltflat.privacy.accounting.filters import RdpFilter, planned_order
+from saltflat.schedules import Schedule, at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +30,7 @@ class Phase:
     method's state, which is made of releases; the steps that it saves go to the next phase.
     """
 
-    method: Method
+    method: AnyMethod
     steps: int
     noise_multiplier: float
     clip_norm: float | Clip
@@ -77,7 +63,7 @@ class Phase:
     def noise_at(self, step: int) -> tuple[float, ...]:
         """The noise multipliers of the samples drawn in a step: one, and another if the method draws two."""
         noise = self.noise_multiplier * at(self.noise_schedule, step)
-        fresh = getattr(self.method, "fresh_noise", None)
+        fresh = fresh_noise(self.method)
         return (noise,) if fresh is None else (noise, noise * fresh)
 
     def noises(self) -> Counter[float]:
@@ -102,7 +88,7 @@ class Plan:
     from here and nowhere else. What a phase that ends ``until`` does not use goes to the next one, whose steps
     may therefore not cost more: on every path, and at every Renyi order, the run costs at most what is planned.
 
-    >>> from saltflat.core.optim import SGD
+    >>> from saltflat.optimizers import SGD
     >>> from saltflat.methods import DPSGD
     >>> phase = Phase(method=DPSGD(), steps=1200, noise_multiplier=1.790, clip_norm=0.1, optimizer=SGD(lr=2))
     >>> plan = Plan(phases=(phase,), rate=1 / 30, size=60_000)
@@ -176,12 +162,12 @@ class Plan:
         """
         event = compose(*(phase.event(self.rate) for phase in self.phases))
         slack = 1 + 1e-9  # so that rounding does not refuse the last step
-        epsilon = accounting.rdp_epsilon(event, delta) * slack
+        epsilon = bounds.rdp_epsilon(event, delta) * slack
         return RdpFilter(epsilon=epsilon, delta=delta, order=planned_order(event, delta))
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on epsilon; unit: as the contribution says; adjacency: add or remove one unit."""
-        return accounting.epsilon(self.event(), delta)
+        return bounds.epsilon(self.event(), delta)
 
     def scaled(self, factor: float) -> Plan:
         """The same plan with every noise multiplier times ``factor``."""

@@ -17,9 +17,9 @@ import numpy as np
 
 from saltflat.core.plan import Plan
 from saltflat.core.state import pack, unpack
-from saltflat.core.tree import Tree
 from saltflat.errors import DataError, LedgerError, SettingError
-from saltflat.privacy import checkpoint
+from saltflat.privacy.record import checkpoint
+from saltflat.tree import Tree
 
 
 @runtime_checkable
@@ -130,7 +130,7 @@ def _owners(plan: Plan, number: int) -> dict[str, Any]:
 def outline(value: Any) -> Any:
     """A plan in plain values, to tell it from another one; a function counts by its name alone.
 
-    >>> from saltflat.core.optim import SGD
+    >>> from saltflat.optimizers import SGD
     >>> outline(SGD(lr=0.5))
     {'is': 'SGD', 'lr': 0.5, 'momentum': 0.0, 'weight_decay': 0.0}
     """

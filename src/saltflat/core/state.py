@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saltflat.core.tree import Tree
 from saltflat.errors import DataError, SettingError
+from saltflat.tree import Tree
 
 
 @runtime_checkable

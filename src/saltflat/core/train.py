@@ -19,9 +19,9 @@ from saltflat.core.plan import Phase, Plan
 from saltflat.core.resume import Checkpoints, Position, load, next_phase, save
 from saltflat.core.sampling import Indices, Units, poisson
 from saltflat.core.stop import finish_first
-from saltflat.core.tree import Tree
 from saltflat.errors import BudgetError, Interrupted, ModelError
 from saltflat.privacy.noise import SecureNoise
+from saltflat.tree import Tree
 
 
 class Meter(Protocol):

@@ -4,6 +4,7 @@ Nothing here computes a statistic of the data that it reads: constants, ranges a
 declared.
 """
 
+from saltflat.core.sampling import DatasetUnits, TensorUnits
 from saltflat.data.arrays import KERAS, MEDMNIST, npz
 from saltflat.data.augment import Augment, Cutout, Flip, PadCrop, augment
 from saltflat.data.digits import digits
@@ -18,6 +19,8 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "official_size",
     "digits",
     "Examples",
+    "TensorUnits",
+    "DatasetUnits",
     "Split",
     "npz",
     "KERAS",

@@ -9,15 +9,16 @@ from typing import Any
 
 from torch import nn
 
+from saltflat.clipping import Clip
 from saltflat.core.contribution import Loss
-from saltflat.core.mechanism import Clip
-from saltflat.core.optim import Optimizer
-from saltflat.core.plan import Method, Plan
+from saltflat.core.plan import Plan
 from saltflat.core.sampling import Batch
 from saltflat.core.train import Surroundings, train
-from saltflat.core.tree import Tree
+from saltflat.door import AnyMethod
 from saltflat.front.given import METHOD, OPTIMIZER, Settings, given, stated
-from saltflat.privacy.statement import Statement, rounded_up
+from saltflat.optimizers import Optimizer
+from saltflat.privacy.record.statement import Statement, rounded_up
+from saltflat.tree import Tree
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -66,7 +67,7 @@ def fit(
     *,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    method: Method = METHOD,
+    method: AnyMethod = METHOD,
     batch_size: int = 2048,
     epochs: float = 40,
     clip_norm: float | Clip = 0.1,
@@ -99,7 +100,8 @@ def fit(
     >>> import torch, saltflat as sf
     >>> x, y = torch.randn(300, 5), torch.randint(2, (300,))
     >>> criterion = nn.CrossEntropyLoss(reduction="none")
-    >>> fit(nn.Linear(5, 2), criterion, (x, y), method=sf.DPSGD(), epsilon=3, delta=1e-4, batch_size=60, epochs=2)
+    >>> small = {"method": sf.methods.DPSGD(), "batch_size": 60, "epochs": 2}
+    >>> fit(nn.Linear(5, 2), criterion, (x, y), epsilon=3, delta=1e-4, **small)
     epsilon 3 at delta 0.0001
     unit: one example; adjacency: add or remove one unit
     sampling: Poisson sampling at rate 0.2; accountant: PLD

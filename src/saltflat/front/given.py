@@ -11,18 +11,19 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
+from saltflat.clipping import Clip
 from saltflat.core.check import check_model
 from saltflat.core.contribution import Loss, PerExample, per_example, supervised
-from saltflat.core.mechanism import Clip
-from saltflat.core.optim import SGD, Optimizer
-from saltflat.core.plan import Method, Phase, Plan, calibrate
+from saltflat.core.plan import Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
 from saltflat.core.train import Surroundings, trainable
+from saltflat.door import AnyMethod
 from saltflat.errors import AccountingError, DataError, ModelError, SettingError
 from saltflat.methods import SAT
-from saltflat.privacy.ledger import Run
+from saltflat.optimizers import SGD, Optimizer
 from saltflat.privacy.limits import checked_delta, checked_epsilon
-from saltflat.privacy.statement import Declared, Statement, state
+from saltflat.privacy.record.ledger import Run
+from saltflat.privacy.record.statement import Declared, Statement, state
 
 METHOD = SAT(radius=0.03)  # these two are what `fit` takes if nothing else is said
 OPTIMIZER = SGD(lr=2.0, momentum=0.9)
@@ -38,7 +39,7 @@ class Settings:
 
     epsilon: float | None = None
     delta: float = 1e-5
-    method: Method = METHOD
+    method: AnyMethod = METHOD
     batch_size: int = 2048
     epochs: float = 40
     clip_norm: float | Clip = 0.1

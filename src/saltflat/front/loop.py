@@ -11,17 +11,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from saltflat.clipping import Clip
 from saltflat.core.check import check_answer, check_moved, check_stamps, check_step
 from saltflat.core.contribution import Loss
-from saltflat.core.mechanism import Clip
-from saltflat.core.plan import Method, Phase, Plan
+from saltflat.core.plan import Phase, Plan
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.train import Progress, Surroundings, door, draw, trainable
-from saltflat.core.tree import Tree
+from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.front.given import METHOD, Private, Settings, given, stated
-from saltflat.privacy.ledger import epsilon_of
-from saltflat.privacy.statement import Statement
+from saltflat.privacy.record.ledger import epsilon_of
+from saltflat.privacy.record.statement import Statement
+from saltflat.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -200,7 +201,7 @@ def make_private(
     optimizer: torch.optim.Optimizer,
     epsilon: float | None = None,
     delta: float = 1e-5,
-    method: Method = METHOD,
+    method: AnyMethod = METHOD,
     batch_size: int = 2048,
     epochs: float = 40,
     clip_norm: float | Clip = 0.1,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saltflat.core.tree import Tree, map_tree
 from saltflat.landscape.draws import gaussian, source
+from saltflat.tree import Tree, map_tree
 
 
 def filter_normalised(direction: Tree, params: Tree, *, vectors: bool = False) -> Tree:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from saltflat.core.tree import Tree, map_tree
+from saltflat.tree import Tree, map_tree
 
 
 def source(*key: int) -> torch.Generator:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saltflat.core.tree import Tree, size
 from saltflat.errors import SettingError
+from saltflat.tree import Tree, size
 
 
 def flatten(tree: Tree) -> Tensor:

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from saltflat.core.tree import Tree, add, climb, map_tree, norm, times
 from saltflat.errors import SettingError
 from saltflat.landscape.draws import gaussian, source
 from saltflat.landscape.objective import Objective
+from saltflat.tree import Tree, add, climb, map_tree, norm, times
 
 
 def sam_gap(objective: Objective, params: Tree, *, radius: float = 0.05) -> float:

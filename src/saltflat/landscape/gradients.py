@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saltflat.core.tree import Released, Tree, add, dot, norm, size, sub
 from saltflat.errors import SettingError
 from saltflat.landscape.access import Access, declared
 from saltflat.landscape.objective import Objective
+from saltflat.tree import Released, Tree, add, dot, norm, size, sub
 
 EDGES = np.concatenate([np.arange(20) * 0.05, np.arange(1.0, 11.0)])  # width 0.05 up to 1, then 1 up to 10
 

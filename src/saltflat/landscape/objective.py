@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from saltflat.core.tree import Tree, add, map_tree, mul, zeros_like
 from saltflat.errors import DataError, SettingError
 from saltflat.landscape.access import PUBLIC, Access, declared
 from saltflat.landscape.draws import gaussian, source
+from saltflat.tree import Tree, add, map_tree, mul, zeros_like
 
 Batch = Any
 Losses = Callable[[Tree, Batch], Tensor]

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from saltflat.core.tree import Tree, add, size, sub
 from saltflat.errors import ModelError, SettingError
 from saltflat.landscape.flat import flatten, unflatten
 from saltflat.landscape.objective import Batch, Objective, gradient_of, leaves_of
+from saltflat.tree import Tree, add, size, sub
 
 ROOM = 1 << 30  # bytes of graphs that a Hessian keeps between products
 

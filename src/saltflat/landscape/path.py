@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from saltflat.core.tree import Tree, sub
 from saltflat.errors import SettingError
 from saltflat.landscape.flat import flatten, unflatten
+from saltflat.tree import Tree, sub
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 from torch import Tensor
 
-from saltflat.core.tree import Tree, size
 from saltflat.errors import SettingError
 from saltflat.landscape.draws import source
 from saltflat.landscape.flat import flatten, unflatten
 from saltflat.landscape.objective import Objective
+from saltflat.tree import Tree, size
 
 Array = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from saltflat.core.tree import Tree, add, sub
 from saltflat.errors import SettingError
 from saltflat.landscape.objective import Objective
+from saltflat.tree import Tree, add, sub
 
 Array = NDArray[np.float64]
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saltflat.core.tree import Tree, add, map_tree, mul
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.methods.sgd import DPSGD
+from saltflat.tree import Tree, add, map_tree, mul
 
 
 @dataclass(frozen=True, kw_only=True)

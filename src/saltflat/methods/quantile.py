@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from saltflat.core.tree import Tree
 from saltflat.errors import SettingError
+from saltflat.tree import Tree
 
 
 @dataclass(frozen=True)

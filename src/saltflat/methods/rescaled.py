@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from saltflat.core.tree import Released, Tree, mul
+from saltflat.tree import Released, Tree, mul
 
 
 @dataclass(frozen=True)

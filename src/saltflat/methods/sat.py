@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from saltflat.core.tree import Tree, add, climb, zeros_like
 from saltflat.errors import SettingError
+from saltflat.tree import Tree, add, climb, zeros_like
 
 
 @dataclass(frozen=True)

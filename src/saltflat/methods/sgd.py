@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from saltflat.core.tree import Tree
+from saltflat.tree import Tree
 
 
 @dataclass(frozen=True)

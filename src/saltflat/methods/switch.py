@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from saltflat.core.tree import Tree, add, climb, dot, mul, norm, size, sub, zeros_like
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.methods.sat import SAT
+from saltflat.tree import Tree, add, climb, dot, mul, norm, size, sub, zeros_like
 
 State = dict[str, Any]
 

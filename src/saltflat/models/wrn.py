@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from saltflat.clipping.standardised import standardised
+from saltflat.gradients.standardised import standardised
 from saltflat.models.common import check_sizes
 
 

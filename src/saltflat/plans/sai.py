@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from saltflat.core.optim import SGD
-from saltflat.core.plan import Method, Phase, Plan, calibrate
+from saltflat.core.plan import Phase, Plan, calibrate
+from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 from saltflat.methods import DPSGD, SAT
-from saltflat.privacy.splits import SPLITS, phases_event
+from saltflat.optimizers import SGD
+from saltflat.privacy.accounting.splits import SPLITS, phases_event
 
 
 def sai(
@@ -20,7 +21,7 @@ def sai(
     size: int,
     epsilon: float,
     delta: float,
-    methods: tuple[Method, Method] = (SAT(0.05), DPSGD()),
+    methods: tuple[AnyMethod, AnyMethod] = (SAT(0.05), DPSGD()),
     clip_norms: tuple[Any, Any] = (0.1, 0.1),
     optimizers: tuple[Any, Any] = (SGD(lr=2.0, momentum=0.9), SGD(lr=0.1, momentum=0.9)),
     share: float = 0.9,
@@ -71,7 +72,7 @@ def split_budget(
 
     ``budget_split``: "sequential" calibrates each phase to its share of epsilon alone (the SAI paper's rule, valid
     and wasteful); "joint_ratio" keeps that rule's ratios and spends epsilon jointly; "joint_share" divides the
-    cost T_i (exp(1 / sigma_i^2) - 1) itself. See `saltflat.privacy.splits`.
+    cost T_i (exp(1 / sigma_i^2) - 1) itself. See `saltflat.privacy.accounting.splits`.
 
     *Guarantee*: the result costs at most ``epsilon``. The rules know of plain phases only; where a plan holds
     schedules, second samples or a phase that ends early, all noise is scaled so that the whole plan fits.

@@ -20,9 +20,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algori
 from numpy.typing import NDArray
 from torch import Tensor
 
-from saltflat.core.tree import Tree, map_tree
 from saltflat.errors import ModelError, SettingError
 from saltflat.privacy.limits import SEEDED
+from saltflat.tree import Tree, map_tree
 
 Integers = NDArray[np.int64]
 

@@ -9,13 +9,14 @@ import torch
 from torch import nn
 
 from saltflat import models
+from saltflat.clipping import Automatic, PerLayer
 from saltflat.core.contribution import PerExample, per_example, supervised
-from saltflat.core.mechanism import Automatic, PerLayer
-from saltflat.core.optim import EMA, SGD, Adam, AdamBC
-from saltflat.core.plan import Method, Phase, Plan, calibrate
+from saltflat.core.plan import Phase, Plan, calibrate
 from saltflat.data.augment import Flip, PadCrop, Transform, augment
+from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile
+from saltflat.optimizers import EMA, SGD, Adam, AdamBC
 from saltflat.plans import split_budget
 from saltflat.recipes.recipe import Recipe
 
@@ -85,7 +86,7 @@ def _phase(recipe: Recipe, steps: int) -> Phase:
     )
 
 
-def _method(recipe: Recipe) -> Method:
+def _method(recipe: Recipe) -> AnyMethod:
     made: dict[str, Any] = {
         "dp-sgd": DPSGD(),
         "dp-sat": SAT(recipe.radius),

@@ -1,0 +1,36 @@
+"""The public names, each listed here and nowhere else."""
+
+__version__: str
+
+# Train
+# Values that a plan is made of, and the rooms that stand beside it
+from . import clipping as clipping
+from . import data as data
+from . import frames as frames
+from . import landscape as landscape
+from . import methods as methods
+from . import models as models
+from . import optimizers as optimizers
+from . import privacy as privacy
+from . import recipes as recipes
+from . import schedules as schedules
+from .core.check import check_model as check_model
+from .core.check import without_batchnorm as without_batchnorm
+
+# Say whose privacy is kept
+from .core.contribution import each_view as each_view
+from .core.contribution import per_example as per_example
+from .core.contribution import per_user as per_user
+from .core.contribution import supervised as supervised
+
+# Say what is run, and what it may cost
+from .core.plan import Phase as Phase
+from .core.plan import Plan as Plan
+from .core.plan import calibrate as calibrate
+from .core.resume import Checkpoints as Checkpoints
+from .core.train import Surroundings as Surroundings
+from .core.train import train as train
+from .front import fit as fit
+from .front import make_private as make_private
+from .plans import sai as sai
+from .plans import split_budget as split_budget

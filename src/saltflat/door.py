@@ -1,0 +1,114 @@
+"""What a method sees of the house: the door to private data, and the form that a method itself has.
+
+Protocols only: `saltflat.core.ask` is the door, and nothing in ``methods/`` can import it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from saltflat.frames import Frame
+from saltflat.tree import Released, Tree
+
+PointsOf = Callable[[int], Sequence[Tree]]  # a unit's number, or its group's -> its own points
+Spread = Callable[[Tree, int], Sequence[tuple[Tree, float]]]  # a point, a unit's number -> points and weights
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One question's first point and its answer: what a method may look back on."""
+
+    point: Tree
+    answer: Released
+
+
+class Door(Protocol):
+    """The only way from a method to private data; see `saltflat.core.ask.Ask` for what each answer is and costs."""
+
+    def __call__(
+        self,
+        *points: Tree,
+        weights: Sequence[float] | None = None,
+        frame: Frame | None = None,
+        share: float = 1.0,
+    ) -> Released: ...
+
+    def apart(
+        self,
+        points_of: PointsOf,
+        *,
+        weights: Sequence[float],
+        groups: int | None = None,
+        frame: Frame | None = None,
+        share: float = 1.0,
+    ) -> Released: ...
+
+    def gap(
+        self, low: Tree, high: Tree, *, bound: float, share: float, frame: Frame | None = None
+    ) -> float: ...
+
+    @property
+    def fresh(self) -> Door: ...
+
+    @property
+    def noise_std(self) -> float: ...
+
+    @property
+    def sensitivity(self) -> float: ...
+
+    @property
+    def heard(self) -> Sequence[Heard]: ...
+
+    @property
+    def fraction(self) -> float | None: ...
+
+    def part(self, share: float) -> Door: ...
+
+    def spread(self, spread: Spread, *, by_unit: bool = False) -> Door: ...
+
+    def counting(self, factor: float, share: float) -> Door: ...
+
+
+class Method(Protocol[S]):
+    """How a step's questions are put and what is made of the answers. Everything but ``ask`` is free.
+
+    State is a value: numbers, trees, and tuples, dataclasses and None of these, so that it can be stored. A method
+    that draws a second sample in every step has an attribute ``fresh_noise``, that sample's noise relative to the
+    phase's; a method around another one holds it as ``method``.
+    """
+
+    def init(self, params: Tree) -> S: ...
+
+    def step(self, ask: Door, params: Tree, state: S) -> tuple[Tree, S]: ...
+
+
+AnyMethod: TypeAlias = Method[
+    Any
+]  # what a wrapper takes, and what a phase holds: its state is its own business
+
+
+def layers(method: AnyMethod) -> Iterator[AnyMethod]:
+    """The method, the one inside it, the one inside that, and so on.
+
+    >>> from saltflat.methods import DPLIS, SAT, Quantile
+    >>> [type(each).__name__ for each in layers(Quantile(DPLIS(method=SAT(0.05), lr=2.0)))]
+    ['Quantile', 'DPLIS', 'SAT']
+    """
+    inner: AnyMethod | None = method
+    while inner is not None:
+        yield inner
+        inner = getattr(inner, "method", None)
+
+
+def fresh_noise(method: AnyMethod) -> float | None:
+    """The noise of a second sample, relative to the phase's, if the method or one inside it draws one.
+
+    >>> from saltflat.methods import DPSGD, SAM, Quantile
+    >>> fresh_noise(Quantile(SAM(0.05, fresh=True))), fresh_noise(DPSGD())
+    (3.0, None)
+    """
+    found = (getattr(each, "fresh_noise", None) for each in layers(method))
+    return next((noise for noise in found if noise is not None), None)

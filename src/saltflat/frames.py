@@ -1,0 +1,100 @@
+"""Frames: a change of coordinates that gradients go through before they are clipped.
+
+A frame is public: it comes from public data or earlier releases, and is fixed before the private batch is
+touched. `enter` changes coordinates of a chunk, `leave` those of the released mean, and `rise` is how much more the
+frame expects a unit to lose at one point than at another: what is asked about losses is asked relative to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from saltflat import tree
+from saltflat.clipping import Chunk
+from saltflat.tree import Tree
+
+__all__ = ["Precondition", "Shift"]
+
+
+class Frame(Protocol):
+    """A change of coordinates around the clip."""
+
+    def enter(self, chunk: Chunk) -> Chunk: ...
+
+    def leave(self, direction: Tree) -> Tree: ...
+
+    def rise(self, low: Tree, high: Tree) -> float: ...
+
+
+@dataclass(frozen=True)
+class Shifted:
+    """The gradients g_i - origin, without forming them: ||g_i - o||^2 = ||g_i||^2 - 2 <g_i, o> + ||o||^2."""
+
+    chunk: Chunk
+    origin: Tree
+
+    def norms(self) -> Tensor:
+        norms, length = self.chunk.norms(), tree.norm(self.origin)
+        square = norms.square() - 2 * self.chunk.dot(self.origin) + length.square()
+        # The terms cancel where g_i is near o: what rounding may have taken away is added, as `gram_square` does.
+        square = square + 16 * torch.finfo(norms.dtype).eps * (norms + length).square()
+        return torch.where(square < 0, 0, square).sqrt().to(norms.dtype)
+
+    def dot(self, direction: Tree) -> Tensor:
+        return self.chunk.dot(direction) - tree.dot(self.origin, direction)
+
+    def weighted_sum(self, weights: Tensor) -> Tree:
+        return tree.add(self.chunk.weighted_sum(weights), self.origin, scale=-float(weights.sum()))
+
+    def scaled(self, scale: Tree) -> Chunk:
+        return Shifted(self.chunk.scaled(scale), tree.times(self.origin, scale))
+
+    def only(self, names: Collection[str]) -> Chunk:
+        return Shifted(self.chunk.only(names), {name: self.origin[name] for name in names})
+
+
+@dataclass(frozen=True)
+class Shift:
+    """Clip g_i - origin instead of g_i, and add the origin back to the mean (DOPE-SGD).
+
+    *Guarantee*: the sensitivity stays the clip norm, if ``origin`` comes from public data or earlier
+    releases only.
+    """
+
+    origin: Tree
+
+    def enter(self, chunk: Chunk) -> Chunk:
+        return Shifted(chunk, self.origin)
+
+    def leave(self, direction: Tree) -> Tree:
+        return tree.add(direction, self.origin)
+
+    def rise(self, low: Tree, high: Tree) -> float:
+        """<origin, high - low>: the rise of a loss whose gradient is the origin."""
+        return float(tree.dot(self.origin, tree.sub(high, low)))
+
+
+@dataclass(frozen=True)
+class Precondition:
+    """Clip scale * g_i instead of g_i, coordinate by coordinate (AdaDPS); the mean stays scaled.
+
+    *Guarantee*: as `Shift`. Each unit's gradient is formed in memory, so keep the physical batch small.
+    Li et al., "Private Adaptive Optimization with Side Information", ICML 2022.
+    """
+
+    scale: Tree
+
+    def enter(self, chunk: Chunk) -> Chunk:
+        return chunk.scaled(self.scale)
+
+    def leave(self, direction: Tree) -> Tree:
+        return direction
+
+    def rise(self, low: Tree, high: Tree) -> float:
+        """0: a loss is the same in any coordinates."""
+        return 0.0

@@ -1,0 +1,155 @@
+"""Book-keeping: the gradients of one physical batch of units, known by their parts.
+
+One forward pass, one backward pass for the layers' outputs only, then norms and weighted sums from the
+parts that the tape kept (Bu et al., "Differentially Private Optimization on Large Model at Small Cost", 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from saltflat.errors import ModelError
+from saltflat.gradients import attention, bare, conv, linear, norm, recurrent  # noqa: F401  (they register rules)
+from saltflat.gradients.parts import Dense, Part, combined, laid
+from saltflat.gradients.standardised import Standardised
+from saltflat.gradients.tape import Tape, Weight
+from saltflat.tree import Tree
+
+LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The gradients of ``units`` units, as parts that together cover every parameter in ``like`` once."""
+
+    units: int
+    parts: Sequence[Part]
+    like: Tree
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.like.values())).device
+
+    def norms(self) -> Tensor:
+        """||g_i|| over all parameters jointly; (units,)."""
+        some = next(iter(self.like.values()))
+        square = torch.zeros(
+            self.units, device=self.device, dtype=torch.promote_types(some.dtype, torch.float32)
+        )
+        for part in self.parts:
+            square += part.square()
+        # A ghost norm is a sum with cancellation: rounding may leave a tiny negative number. NaN stays NaN.
+        return torch.where(square < 0, 0, square).sqrt()
+
+    def dot(self, direction: Tree) -> Tensor:
+        """<g_i, direction>; (units,)."""
+        return torch.stack([part.dot(direction) for part in self.parts]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tree:
+        """sum_i c_i g_i; a unit of weight 0 is left out, whatever it holds."""
+        dead = weights == 0
+        parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts
+        total = dict.fromkeys(self.like)
+        for part in parts:
+            total.update(part.weighted(weights))
+        return {
+            name: torch.zeros_like(self.like[name]) if leaf is None else leaf.to(self.like[name].dtype)
+            for name, leaf in total.items()
+        }
+
+    def scaled(self, scale: Tree) -> Kept:
+        """The gradients scale * g_i, coordinate by coordinate; needs each unit's gradient in memory."""
+        parts = [
+            Dense(name, values * scale[name].to(values.dtype))
+            for part in self.parts
+            for name, values in part.dense().items()
+        ]
+        return Kept(self.units, parts, self.like)
+
+    def only(self, names: Collection[str]) -> Kept:
+        """The gradients with respect to these parameters alone."""
+        parts = [some for part in self.parts for some in _within(part, names)]
+        return Kept(self.units, parts, {name: self.like[name] for name in names})
+
+
+def _within(part: Part, names: Collection[str]) -> list[Part]:
+    """What a part says of these parameters; one that straddles two layers is taken apart."""
+    inside = [name in names for name in part.names]
+    if all(inside) or not any(inside):
+        return [part] if all(inside) else []
+    return [Dense(name, values) for name, values in part.dense().items() if name in names]
+
+
+def book_keeping(
+    losses_at: LossesAt,
+    points: Sequence[Tree],
+    weights: Sequence[float],
+    *,
+    rows: int,
+    views: int = 1,
+    constants: Iterable[Tensor] = (),
+) -> Kept:
+    """The gradients of sum_k weights_k loss(points_k), for ``rows / views`` units, mean over a unit's views.
+
+    ``losses_at`` runs the model at a point and returns the loss of each row. ``constants`` are the tensors
+    that the model holds beside the points' own: buffers and frozen parameters.
+    """
+    uses: dict[str, list[Part]] = {}
+    constants = list(constants)
+    for point, weight in zip(points, weights, strict=True):
+        tape = Tape(point, rows=rows, views=views, points=len(points), constants=constants)
+        with torch.enable_grad():
+            with tape:
+                losses = checked_losses(losses_at(point), rows)
+            if losses.requires_grad:
+                (losses * (weight / views)).sum().backward()
+        for part in resolved(tape, alone=len(points) == 1):
+            uses[part.names[0]] = laid(uses.get(part.names[0], []), part)
+    return Kept(rows // views, [combined(parts) for parts in uses.values()], points[0])
+
+
+def checked_losses(losses: Tensor, rows: int) -> Tensor:
+    """The losses, if there is one for every row."""
+    if losses.shape != (rows,):
+        raise ModelError(
+            f"the loss gave shape {tuple(losses.shape)} for {rows} rows, but clipping needs one loss per example, "
+            f"shape ({rows},): use reduction='none', and average over an example's own tokens or pixels only"
+        )
+    return losses
+
+
+def resolved(tape: Tape, *, alone: bool) -> list[Part]:
+    """The tape's parts, with the uses of derived weights carried back to their parameters.
+
+    ``alone``: no other point's gradients will be added to these.
+    """
+    direct = [part for name, parts in tape.uses.items() if name in tape.roots for part in parts]
+    known = {name for part in direct for name in part.names}
+    for name in tape.uses.keys() - tape.roots.keys():
+        weight, part = tape.derived[name], combined(tape.uses[name])
+        if alone and weight.how is not None and known.isdisjoint(weight.how.roots):
+            carried: list[Part] = [Standardised(part, weight.how)]  # type: ignore[arg-type]
+        else:
+            carried = carried_back(tape, weight, part)
+        direct += carried
+        known.update(name for part in carried for name in part.names)
+    return direct
+
+
+def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:
+    """Per-unit gradients at a derived weight -> per-unit gradients at its parameters, by a batched backward."""
+    leaves = {name: root.traced for name, root in tape.roots.items() if root.is_traced}
+    (stack,) = part.dense().values()
+    grads = torch.autograd.grad(
+        weight.traced,
+        list(leaves.values()),
+        stack.to(weight.value.dtype),
+        is_grads_batched=True,
+        allow_unused=True,
+        retain_graph=True,
+    )
+    return [Dense(name, grad) for name, grad in zip(leaves, grads, strict=True) if grad is not None]

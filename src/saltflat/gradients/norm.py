@@ -1,0 +1,113 @@
+"""Normalisation layers with affine parameters: y = gamma * z + beta, so g_gamma = sum y' z and g_beta = sum y'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from saltflat.errors import ModelError
+from saltflat.gradients.parts import Part, precise
+from saltflat.gradients.tape import Tape, rule
+
+
+@rule(F.layer_norm)
+def layer_norm(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """z_t = (x_t - mean_t) / std_t over the last axes: sum y' z = sum_t (y'_t x_t) / std_t - y'_t mean_t / std_t."""
+    y, mean, std_inverse = torch.native_layer_norm(x, list(normalized_shape), weight, bias, eps)
+    mean, std_inverse = mean.detach(), std_inverse.detach()
+    w, b = tape.weight(weight), tape.weight(bias)
+    tail = len(normalized_shape)
+
+    def keep(grad: Tensor) -> list[Part]:
+        by_position = lambda t: precise(t).reshape(tape.rows, -1, t.shape[-tail:].numel())
+        flat, of_x, shift, scale = map(by_position, (grad, x.detach(), mean, std_inverse))
+        parts: list[Part] = []
+        if w is not None:
+            total = scale.mT @ (flat * of_x) - (scale * shift).mT @ flat
+            parts.append(tape.stack(w.name, total.view(-1, *w.value.shape)))
+        if b is not None:
+            parts.append(tape.stack(b.name, flat.sum(1).view(-1, *b.value.shape)))
+        return parts
+
+    return tape.watch(y, keep)
+
+
+@rule(F.group_norm)
+def group_norm(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """z = (x - mean_g) / std_g, g the channel's group: sum y' z = (sum y' x - mean_g sum y') / std_g.
+
+    So two sums per channel are enough, and z itself is never formed.
+    """
+    rows, channels = x.shape[:2]
+    x = x.contiguous()
+    y, mean, std_inverse = torch.native_group_norm(
+        x, weight, bias, rows, channels, x[0, 0].numel(), num_groups, eps
+    )
+    mean, std_inverse = (s.detach().repeat_interleave(channels // num_groups, 1) for s in (mean, std_inverse))
+    w, b = tape.weight(weight), tape.weight(bias)
+
+    def keep(grad: Tensor) -> list[Part]:
+        flat = precise(grad).reshape(rows, channels, -1)
+        total = flat.sum(2)
+        parts: list[Part] = []
+        if w is not None:
+            with_x = torch.linalg.vecdot(flat, precise(x.detach()).reshape(rows, channels, -1))
+            parts.append(tape.stack(w.name, (with_x - mean * total) * std_inverse))
+        if b is not None:
+            parts.append(tape.stack(b.name, total))
+        return parts
+
+    return tape.watch(y, keep)
+
+
+@rule(F.instance_norm)
+def instance_norm(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """A group norm with one channel per group; running statistics would carry data from row to row."""
+    if running_mean is not None or not use_input_stats:
+        raise ModelError(
+            "InstanceNorm with running statistics mixes examples; build it with track_running_stats=False"
+        )
+    return group_norm(tape, func, x, x.shape[1], weight, bias, eps)
+
+
+@rule(F.rms_norm)
+def rms_norm(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """y = gamma * z, z = x / rms(x): the product is an ordinary one."""
+    return tape.again(torch.mul, func(x, normalized_shape, None, eps), weight)

@@ -1,0 +1,183 @@
+"""Scaled weight standardisation: convolutions whose weight is normalised per output channel before use.
+
+    V_o = gain_o c_o / sqrt(max(n_o, 1e-4)),   c_o = W_o - mean(W_o),   n_o = ||c_o||^2
+
+With u_o = c_o / sqrt(n_o) and F entries to a channel, a gradient G_o at V_o becomes
+
+    s_o (G_o - mean(G_o) - <u_o, G_o> u_o)  at W_o,   s_o = gain_o / sqrt(n_o),   and   <u_o, G_o>  at gain_o,
+
+so its squared norm needs ||s_o G_o||^2 and two inner products per channel, never the gradient itself.
+(In a channel so small that 1e-4 takes the place of n_o, the term with u_o falls away.)
+Brock et al., "High-Performance Large-Scale Image Recognition Without Normalization", 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from saltflat.gradients.conv import Geometry, Patches, Taps
+from saltflat.gradients.parts import Dense, Part, precise, slack
+from saltflat.gradients.tape import DERIVATIONS, Tape, rule
+from saltflat.tree import Tree
+
+FLOOR = 1e-4
+
+
+def standardised(weight: Tensor, gain: Tensor | None = None) -> Tensor:
+    """The weight with mean 0 and norm ``gain`` (1 without one) in every output channel.
+
+    >>> w = standardised(torch.randn(4, 3, 2, 2))
+    >>> torch.allclose(w.flatten(1).norm(dim=1), torch.ones(4), atol=1e-5)
+    True
+    """
+    if has_torch_function_variadic(weight):
+        return handle_torch_function(standardised, (weight,), weight, gain)
+    centred, square = _centred(weight)
+    unit = centred / square.clamp(min=FLOOR).sqrt()
+    return unit if gain is None else unit * gain.view(-1, *[1] * (weight.ndim - 1))
+
+
+def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
+    axes = tuple(range(1, weight.ndim))
+    centred = weight - weight.mean(axes, keepdim=True)
+    return centred, centred.square().sum(axes, keepdim=True)
+
+
+@dataclass
+class Standardisation:
+    """How a standardised weight came about, and two sums over its uses that its gradients' norm needs.
+
+    ``sums`` is the sum of G_io's entries, ``along`` is <u_o, G_io>; both (units, channels).
+    """
+
+    weight: str | None
+    gain: str | None
+    unit: Tensor  # u, in the weight's shape
+    slope: Tensor  # s, per output channel
+    clamped: Tensor  # whether 1e-4 stands for n, per output channel
+    gain_value: Tensor | None
+    images: int  # rows of the batch to a unit
+    sums: Tensor | float = 0.0
+    along: Tensor | float = 0.0
+
+    def observe(
+        self, x: Tensor, grad: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
+    ) -> None:
+        """Take note of one use: its input, the gradient at its output, the output (if intact) and its bias.
+
+        sum_t y'_ot (y_ot - b_o) = gain_o <u_o, G_io>: the output knows the second sum already, and a thin
+        convolution with ones gives the first.
+        """
+        flat = precise(grad).flatten(2)
+        ones = replace(geometry, shape=(1, 1, *geometry.shape[2:]), groups=1)
+        totals = precise(x).sum(1, keepdim=True)
+        totals = ones.forward(totals, totals.new_ones(ones.shape)).flatten(2)
+        self.sums = self.sums + self._by_unit((flat @ totals.mT).squeeze(2))
+        self.along = self.along + self._by_unit(self._seen(x, flat, geometry, output))
+
+    def _seen(
+        self, x: Tensor, flat: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
+    ) -> Tensor:
+        y, bias = output
+        off = self.gain_value is not None and bool((self.gain_value == 0).any())
+        if y is None or off:  # spoilt by an in-place activation, or it says nothing of a channel switched off
+            return torch.linalg.vecdot(flat, precise(geometry.forward(x, self.unit.to(x.dtype))).flatten(2))
+        along = torch.linalg.vecdot(flat, precise(y).flatten(2))
+        if bias is not None:
+            along = along - flat.sum(2) * bias
+        return along if self.gain_value is None else along / self.gain_value
+
+    def _by_unit(self, rows: Tensor) -> Tensor:
+        return rows.view(-1, self.images, rows.shape[1]).sum(1)
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.weight, self.gain) if name is not None)
+
+    def back(self, grad: Tensor) -> Tree:
+        """Carry one gradient, or a stack of them, from the standardised weight back to W and gain."""
+        axes = tuple(range(-self.unit.ndim + 1, 0))
+        wide = lambda t: t.view(-1, *[1] * (self.unit.ndim - 1))
+        along = (grad * self.unit).sum(axes, keepdim=True)
+        flat = grad - grad.mean(axes, keepdim=True) - torch.where(wide(self.clamped), 0, along) * self.unit
+        tree: Tree = {}
+        if self.weight is not None:
+            tree[self.weight] = flat * wide(self.slope)
+        if self.gain is not None:
+            tree[self.gain] = along.flatten(-self.unit.ndim)
+        return tree
+
+    def square(self, part: Dense | Patches | Taps) -> Tensor:
+        """||back(G_i)||^2 for every unit."""
+        sums, along = torch.as_tensor(self.sums), torch.as_tensor(self.along)
+        projected = sums.square() / self.unit[0].numel() + torch.where(self.clamped, 0, along.square())
+        scaled = part.scaled_square(self.slope)
+        square = scaled * (1 + slack(scaled.dtype)) - projected @ self.slope.square()
+        if self.weight is None:
+            square = torch.zeros_like(square)
+        return square + along.square().sum(1) if self.gain is not None else square
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """The gradients at a standardised weight's own parameters."""
+
+    part: Dense | Patches | Taps
+    how: Standardisation
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.how.roots
+
+    def square(self) -> Tensor:
+        return self.how.square(self.part)
+
+    def dot(self, direction: Tree) -> Tensor:
+        dense = self.dense()
+        return torch.stack([dense[n].flatten(1) @ direction[n].flatten() for n in self.names]).sum(0)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        (total,) = self.part.weighted(weights).values()
+        return self.how.back(total)
+
+    def dense(self) -> Tree:
+        (values,) = self.part.dense().values()
+        return self.how.back(values)
+
+    def erased(self, dead: Tensor) -> Standardised:
+        return replace(self, part=self.part.erased(dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Standardised, self.part.kind
+
+    def beside(self, other: Any) -> Part:
+        raise NotImplementedError("uses are combined before they are carried back")
+
+
+@rule(standardised, table=DERIVATIONS)
+def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) -> Tensor:
+    """Put the standardised weight on the tape, with what its gradients need."""
+    with torch.enable_grad():
+        traced = func(tape.traced(weight), tape.traced(gain))
+    w, g = tape.weight(weight), tape.weight(gain)
+    centred, square = _centred(weight)
+    root = square.clamp(min=FLOOR).sqrt()
+    slope = (1 / root).flatten() if gain is None else gain / root.flatten()
+    roots = all(x is None or x.name in tape.roots for x in (w, g))
+    how = Standardisation(
+        weight=w.name if w else None,
+        gain=g.name if g else None,
+        unit=centred / root,
+        slope=slope,
+        clamped=square.flatten() < FLOOR,
+        gain_value=gain,
+        images=tape.views,
+    )
+    return tape.share(traced, how=how if roots else None)

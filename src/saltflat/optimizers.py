@@ -1,0 +1,256 @@
+"""Update rules for released directions. All of this is post-processing, and free.
+
+An optimizer is a pair of functions, ``init(params) -> state`` and
+``step(params, direction, state) -> (params, state)``; state is a value, and nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from saltflat import tree
+from saltflat.errors import SettingError
+from saltflat.schedules import Schedule, at
+from saltflat.tree import Released, Tree
+
+__all__ = ["EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Torch"]
+
+
+class Optimizer(Protocol):
+    """An update rule."""
+
+    def init(self, params: Tree) -> Any: ...
+
+    def step(self, params: Tree, direction: Tree, state: Any) -> tuple[Tree, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """v <- momentum v + g;  w <- w - lr v.  (Heavy ball, no dampening.)
+
+    ``weight_decay`` adds weight_decay * w to g, after the noise.
+
+    >>> sgd = SGD(lr=0.5, momentum=0.9)
+    >>> w, g = {"w": torch.zeros(1)}, {"w": torch.ones(1)}
+    >>> w, state = sgd.step(w, g, sgd.init(w))
+    >>> sgd.step(w, g, state)[0]
+    {'w': tensor([-1.4500])}
+    """
+
+    lr: Schedule
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        _check_fraction("momentum", self.momentum)
+
+    def init(self, params: Tree) -> tuple[int, Tree | None]:
+        return 0, None
+
+    def step(self, params: Tree, direction: Tree, state: tuple[int, Tree | None]) -> tuple[Tree, Any]:
+        count, velocity = state
+        if self.weight_decay:
+            direction = tree.add(direction, params, scale=self.weight_decay)
+        if self.momentum and velocity is not None:
+            direction = tree.add(direction, velocity, scale=self.momentum)
+        params = tree.add(params, direction, scale=-at(self.lr, count))
+        return params, (count + 1, direction if self.momentum else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  w <- w - lr m^ / (sqrt(v^) + eps).
+
+    m^ and v^ are m and v divided by 1 - b^t. Kingma and Ba, "Adam", ICLR 2015.
+    """
+
+    lr: Schedule
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        for beta in self.betas:
+            _check_fraction("betas", beta)
+
+    def init(self, params: Tree) -> tuple[int, Tree, Tree]:
+        return 0, tree.zeros_like(params), tree.zeros_like(params)
+
+    def step(self, params: Tree, direction: Tree, state: tuple[int, Tree, Tree]) -> tuple[Tree, Any]:
+        count, mean, square = state
+        (b1, b2), t = self.betas, count + 1
+        if self.weight_decay:
+            direction = tree.add(direction, params, scale=self.weight_decay)
+        mean = tree.map_tree(lambda m, g: torch.lerp(m, g, 1 - b1), mean, direction)
+        square = tree.map_tree(lambda v, g: torch.lerp(v, g * g, 1 - b2), square, direction)
+        size = at(self.lr, count) / (1 - b1**t)
+        root = math.sqrt(1 - b2**t)
+
+        def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            return torch.addcdiv(w, m, v.sqrt() / root + self.eps, value=-size)
+
+        return tree.map_tree(moved, params, mean, square), (t, mean, square)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamBC:
+    """Adam without the bias that the noise puts on its second moment (DP-AdamBC).
+
+        m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2;  p <- b2 p + (1 - b2) s^2
+        w <- w - lr m^ / sqrt(max(v^ - p^, floor))
+
+    s = sigma C / expected is the standard deviation of the noise on g, which every answer of the door carries;
+    it may change from step to step. ``floor`` wants tuning around s^2.
+
+    *Guarantee*: free post-processing; it reads the noise's variance, a public constant, never the noise.
+    Tang, Shpilevskiy and Lecuyer, "DP-AdamBC: Your DP-Adam Is Actually DP-SGD (Unless You Apply Bias
+    Correction)", AAAI 2024.
+
+    >>> adam = AdamBC(lr=0.1)
+    >>> w = {"w": torch.zeros(1)}
+    >>> adam.step(w, Released({"w": torch.full((1,), 5.0)}, noise_std=3.0), adam.init(w))[0]
+    {'w': tensor([-0.1250])}
+    """
+
+    lr: Schedule
+    betas: tuple[float, float] = (0.9, 0.999)
+    floor: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_rate(self.lr)
+        for beta in self.betas:
+            _check_fraction("betas", beta)
+        if not 0 < self.floor < math.inf:
+            raise SettingError(f"floor must be positive and finite; got {self.floor}")
+
+    def init(self, params: Tree) -> tuple[int, Tree, Tree, float]:
+        return 0, tree.zeros_like(params), tree.zeros_like(params), 0.0
+
+    def step(self, params: Tree, direction: Tree, state: tuple[int, Tree, Tree, float]) -> tuple[Tree, Any]:
+        count, mean, square, noise = state
+        (b1, b2), t = self.betas, count + 1
+        noise = b2 * noise + (1 - b2) * _noise_std(direction) ** 2
+        if self.weight_decay:
+            direction = tree.add(direction, params, scale=self.weight_decay)
+        mean = tree.map_tree(lambda m, g: torch.lerp(m, g, 1 - b1), mean, direction)
+        square = tree.map_tree(lambda v, g: torch.lerp(v, g * g, 1 - b2), square, direction)
+        size, whole = at(self.lr, count) / (1 - b1**t), 1 - b2**t
+
+        def moved(w: Tensor, m: Tensor, v: Tensor) -> Tensor:
+            return torch.addcdiv(w, m, ((v - noise) / whole).clamp(min=self.floor).sqrt(), value=-size)
+
+        return tree.map_tree(moved, params, mean, square), (t, mean, square, noise)
+
+
+@dataclass(frozen=True)
+class AntiNoise:
+    """w <- optimizer's w + distance g_(t-1) / ||g_(t-1)||: each step takes back some of the one before.
+
+    What is left of the public DP-SAT code's drift when its climb is taken away: a control, and with `SAT`'s
+    ``drift`` that code itself. Free post-processing. (See `saltflat.methods.sat`.)
+    """
+
+    optimizer: Optimizer
+    distance: float
+
+    def init(self, params: Tree) -> tuple[Any, Tree]:
+        return self.optimizer.init(params), tree.zeros_like(params)
+
+    def step(self, params: Tree, direction: Tree, state: tuple[Any, Tree]) -> tuple[Tree, Any]:
+        memory, last = state
+        params, memory = self.optimizer.step(params, direction, memory)
+        return tree.climb(params, last, self.distance), (memory, direction)
+
+
+@dataclass(frozen=True)
+class Torch:
+    """Any `torch.optim` optimizer, with any of its schedulers, on released directions.
+
+    ``scheduler`` is stepped after every step.
+
+    >>> adamw = Torch(lambda ps: torch.optim.AdamW(ps, lr=0.1))
+    >>> w = {"w": torch.zeros(1)}
+    >>> adamw.step(w, {"w": torch.ones(1)}, adamw.init(w))[0]
+    {'w': tensor([-0.1000])}
+    """
+
+    optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+    scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+
+    def init(self, params: Tree) -> Any:
+        own = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+        optimizer = self.optimizer(own.values())
+        return own, optimizer, self.scheduler(optimizer) if self.scheduler else None
+
+    def step(self, params: Tree, direction: Tree, state: Any) -> tuple[Tree, Any]:
+        own, optimizer, scheduler = state
+        for name, leaf in own.items():
+            leaf.grad = direction[name]
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
+        return {name: leaf.detach().clone() for name, leaf in own.items()}, state
+
+    def pack(self, state: Any) -> Any:
+        """The state in plain values, for a checkpoint; the weights are the run's own."""
+        _, optimizer, scheduler = state
+        return optimizer.state_dict(), scheduler.state_dict() if scheduler is not None else None
+
+    def unpack(self, packed: Any, params: Tree) -> Any:
+        """A new optimizer and scheduler with what `pack` gave."""
+        own, optimizer, scheduler = self.init(params)
+        optimizer.load_state_dict(packed[0])
+        if scheduler is not None:
+            scheduler.load_state_dict(packed[1])
+        return own, optimizer, scheduler
+
+
+@dataclass(frozen=True)
+class EMA:
+    """The running mean of the weights, m <- d m + (1 - d) w with d = min(decay, (1 + t) / (10 + t)).
+
+    The second form of d lets it warm up. Free post-processing.
+    """
+
+    decay: float = 0.999
+
+    def __post_init__(self) -> None:
+        _check_fraction("decay", self.decay)
+
+    def init(self, params: Tree) -> tuple[int, Tree]:
+        return 0, params
+
+    def step(self, params: Tree, state: tuple[int, Tree]) -> tuple[int, Tree]:
+        count, mean = state
+        decay = min(self.decay, (1 + count) / (10 + count))
+        return count + 1, tree.map_tree(lambda m, w: torch.lerp(m, w, 1 - decay), mean, params)
+
+
+def _noise_std(direction: Tree) -> float:
+    if isinstance(direction, Released):
+        return direction.noise_std
+    raise SettingError(
+        "AdamBC needs the noise level of its direction, which an answer of ask carries; this method returned "
+        "another tree: wrap it as Released(tree, noise_std=...), or take Adam"
+    )
+
+
+def _check_rate(rate: Schedule) -> None:
+    if not callable(rate) and not (rate > 0 and math.isfinite(rate)):
+        raise SettingError(
+            f"a learning rate is positive and finite, or a function of the step; got lr={rate}"
+        )
+
+
+def _check_fraction(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise SettingError(f"{name} must lie in [0, 1); got {value}")

@@ -1,0 +1,241 @@
+"""The privacy statement of a run: what is promised to whom, what it rests on, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+
+from dp_accounting.dp_event import DpEvent
+
+from saltflat.errors import PrivacyError, SettingError
+from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting.events import (
+    ADD_REMOVE,
+    REPLACE,
+    Adjacency,
+    adjacency_words,
+    describe_sampling,
+)
+from saltflat.privacy.accounting.selection import NOT_SELECTED, describe_selection
+from saltflat.privacy.limits import SEEDED, checked_count, checked_delta, checked_epsilon
+
+NOT_COVERED = (
+    "metrics, losses and logs computed on the private data",
+    "choices made by looking at earlier runs on this data, unless charged above",
+    "floating-point effects in the noise and the sum",
+    "timing, memory and other side channels",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declared:
+    """What a run declares about itself; none of it may be read from the private data.
+
+    ``size`` is the public number of units, ``released`` what leaves the trusted side, ``selection`` one
+    sentence on how hyper-parameters were chosen, ``seeded`` whether the noise could be repeated by anyone
+    who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting.
+
+    >>> Declared(delta=1e-5, size=60_000).unit
+    'example'
+    """
+
+    delta: float
+    size: int
+    unit: str = "example"
+    released: tuple[str, ...] = ("the final weights", "every intermediate update")
+    selection: str = NOT_SELECTED
+    seeded: bool = False
+    reproduce: bool = False
+
+    def __post_init__(self) -> None:
+        checked_delta(self.delta)
+        checked_count("the declared number of units", self.size, ceiling=10**15)
+        for name in ("unit", "selection"):
+            if not str(getattr(self, name)).strip():
+                raise SettingError(
+                    f"{name} is empty: say it in words, it is printed in the privacy statement"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """Everything that must be said together with an epsilon."""
+
+    epsilon: float
+    delta: float
+    unit: str
+    adjacency: str
+    sampling: str
+    accountant: str
+    curve: tuple[tuple[float, float], ...]
+    epsilon_unamplified: float
+    membership_advantage: float
+    membership_accuracy: float
+    posterior: float
+    selection: str
+    released: tuple[str, ...]
+    not_covered: tuple[str, ...]
+    warnings: tuple[str, ...]
+    stamp: str
+
+    def as_json(self) -> str:
+        """The statement as JSON, one key per fact."""
+        return json.dumps(asdict(self), indent=2)
+
+    def as_text(self) -> str:
+        """The statement in plain sentences.
+
+        >>> from saltflat.privacy.accounting.events import phase_event
+        >>> declared = Declared(delta=1e-5, size=60_000, unit="image")
+        >>> print(state(phase_event(0.004266667, 1.1, 14062), declared).as_text().splitlines()[0])
+        This run is (2.39, 1e-05)-differentially private for each image (adjacency: add or remove one unit).
+        """
+        return "\n".join([*self._promise(), *self._meaning(), *self._limits()])
+
+    def _promise(self) -> list[str]:
+        headline = (
+            f"This run is ({rounded_up(self.epsilon)}, {self.delta:g})-differentially private for each "
+            f"{self.unit} (adjacency: {self.adjacency})."
+        )
+        if self.stamp:
+            headline = f"{self.stamp}. With fresh secret noise it would be: {headline}"
+        unamplified = rounded_up(self.epsilon_unamplified)
+        pairs = ", ".join(f"{rounded_up(epsilon)} at {delta:g}" for delta, epsilon in self.curve)
+        return [
+            headline,
+            f"Sampling: {self.sampling}. Accountant: {self.accountant}, an upper bound.",
+            f"Epsilon at other deltas: {pairs}.",
+            f"If someone knew who was in every batch: epsilon {unamplified} at {self.delta:g}.",
+        ]
+
+    def _meaning(self) -> list[str]:
+        swapped = self.adjacency == adjacency_words(REPLACE)
+        question = (
+            f"which of two {self.unit}s was used" if swapped else f"whether one given {self.unit} was used"
+        )
+        return [
+            f"Whoever sees the release and must guess {question}, from even odds, is right with probability "
+            f"at most {rounded_up(100 * self.membership_accuracy)} % (advantage at most "
+            f"{rounded_up(self.membership_advantage)}); of those whom an attack with 1 % false alarms "
+            f"accuses, at most {rounded_up(100 * self.posterior)} % are rightly accused.",
+        ]
+
+    def _limits(self) -> list[str]:
+        lines = [
+            self.selection,
+            f"Released: {'; '.join(self.released)}.",
+            f"Not covered: {'; '.join(self.not_covered)}.",
+        ]
+        return lines + [f"Warning: {warning}" for warning in self.warnings]
+
+
+def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMOVE) -> Statement:
+    """The statement for a run whose whole private access is ``event``.
+
+    *Guarantee*: sampling, adjacency and epsilon come from the event, not from what anyone typed in; a delta
+    that would permit publishing a random unit is refused.
+    """
+    warnings = _delta_warnings(declared)
+    found = bounds.bound(event, declared.delta, adjacency=adjacency)
+    advantage = membership_advantage(found.epsilon, found.delta)
+    return Statement(
+        epsilon=found.epsilon,
+        delta=found.delta,
+        unit=declared.unit,
+        adjacency=adjacency_words(adjacency),
+        sampling=describe_sampling(event),
+        accountant=found.accountant,
+        curve=_curve(event, declared.delta, adjacency),
+        epsilon_unamplified=bounds.epsilon_unamplified(event, declared.delta, adjacency=adjacency),
+        membership_advantage=advantage,
+        membership_accuracy=(1 + advantage) / 2,
+        posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
+        selection=describe_selection(event) or declared.selection,
+        released=declared.released,
+        not_covered=NOT_COVERED,
+        warnings=warnings,
+        stamp=SEEDED if declared.seeded else "",
+    )
+
+
+def membership_advantage(epsilon: float, delta: float) -> float:
+    """The largest true positive rate minus false positive rate of any membership attack.
+
+    ``(e^epsilon - 1 + 2 delta) / (e^epsilon + 1)``; right guesses from even odds: ``(1 + advantage) / 2``.
+
+    >>> round(membership_advantage(1.0, 1e-5), 3)
+    0.462
+
+    Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", 2015.
+    """
+    epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
+    decay = math.exp(-epsilon)
+    return min(1.0, (1 - decay + 2 * delta * decay) / (1 + decay))
+
+
+def true_positive_bound(epsilon: float, delta: float, *, false_positives: float) -> float:
+    """The largest share of members that an attack finds while accusing a share of the non-members.
+
+    ``min(e^epsilon f + delta, 1 - e^-epsilon (1 - delta - f))``
+
+    >>> round(true_positive_bound(1.0, 1e-5, false_positives=0.01), 4)
+    0.0272
+    """
+    epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
+    if not 0 <= false_positives <= 1:
+        raise SettingError(f"false_positives is {false_positives}: it is a share, from 0 to 1")
+    small = math.exp(min(epsilon, 700.0)) * false_positives + delta
+    large = 1 - math.exp(-epsilon) * (1 - delta - false_positives)
+    return min(1.0, small, large)
+
+
+def posterior_bound(epsilon: float, delta: float, *, prior: float, false_positives: float) -> float:
+    """The largest share of true members among those whom an attack accuses.
+
+    ``prior t / (prior t + (1 - prior) f)``, where t is the :func:`true_positive_bound` at the share f of
+    non-members that it accuses wrongly.
+
+    >>> round(posterior_bound(1.0, 1e-5, prior=0.5, false_positives=0.01), 3)
+    0.731
+    """
+    if not 0 <= prior <= 1:
+        raise SettingError(f"prior is {prior}: it is a probability, from 0 to 1")
+    found = prior * true_positive_bound(epsilon, delta, false_positives=false_positives)
+    accused = found + (1 - prior) * false_positives
+    return found / accused if accused > 0 else 1.0
+
+
+def _delta_warnings(declared: Declared) -> tuple[str, ...]:
+    delta, size = declared.delta, declared.size
+    if delta * size > 1 + 1e-9 and not declared.reproduce:
+        raise PrivacyError(
+            f"delta {delta:g} is above 1/{size}: it would permit publishing one {declared.unit} at random; "
+            f"take at most {0.1 / size:.1g}, or say reproduce=True to repeat a published setting"
+        )
+    if delta * size > 1 + 1e-9:
+        return (
+            f"delta {delta:g} is above 1/{size}: one {declared.unit} at random could be published outright",
+        )
+    if delta * size > 0.1 + 1e-9:
+        return (f"delta {delta:g} is above 1/(10 x {size}); {0.1 / size:.1g} or less is advised",)
+    return ()
+
+
+def _curve(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[tuple[float, float], ...]:
+    """Epsilon a factor of 10 and 100 below and above the declared delta, where it can be bounded."""
+    deltas = [delta * factor for factor in (0.01, 0.1, 1.0, 10.0) if 1e-12 <= delta * factor < 0.1]
+    return bounds.curve(event, deltas, adjacency=adjacency)
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """``value`` to so many significant digits, rounded up: a bound may not shrink on its way to the page.
+
+    >>> rounded_up(2.3812), rounded_up(6269.5), rounded_up(0.5)
+    ('2.39', '6270', '0.5')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = digits - 1 - math.floor(math.log10(value))
+    scaled = math.ceil(value * 10.0**places * (1 - 1e-12)) / 10.0**places
+    return f"{scaled:.{places}f}".rstrip("0").rstrip(".") if places > 0 else f"{scaled:.0f}"

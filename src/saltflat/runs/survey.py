@@ -1,0 +1,405 @@
+"""The landscape of a run, measured part by part and kept in its folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from saltflat import landscape as land
+from saltflat.core.contribution import per_example, supervised
+from saltflat.clipping import as_clip
+from saltflat.core.sampling import physical
+from saltflat.tree import Tree, map_tree, norm, size
+from saltflat.data import Examples, Split, official_size
+from saltflat.errors import PrivacyError, SettingError
+from saltflat.landscape.subset import evenly, fingerprint
+from saltflat.privacy.record import durable
+from saltflat.recipes import Recipe
+from saltflat.recipes.build import network_of, plan_of
+from saltflat.runs.weights import Subject, path_of
+
+PARTS = {  # in the order in which they are measured
+    "eigenvalues": "largest eigenvalues of the Hessian, their ratio, its norm",
+    "trace": "trace of the Hessian, with standard error",
+    "spectrum": "density of all eigenvalues",
+    "sharpness": "(C_eps, A)-sharpness",
+    "gaps": "rise of the loss uphill, scale-free uphill, and on the average at a distance",
+    "noise": "rise of the loss under the noise of 1 to 1000 private steps",
+    "line": "loss and accuracy along a random direction",
+    "surface": "loss and accuracy over a plane of two random directions",
+    "gradients": "per-example gradient norms and the clipped share",
+    "interpolation": "loss and accuracy between the first run and each other one",
+    "trajectory": "loss and accuracy over the plane of the training path",
+    "smoothed": "the line on the smoothed loss of DPLIS",
+}
+USUAL = tuple(name for name in PARTS if name not in ("trajectory", "smoothed"))
+LOSS = nn.CrossEntropyLoss(reduction="none")
+MOST = 250  # examples in one pass's batch: small enough to stay in a CPU's cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to look: one value for all runs that are compared."""
+
+    parts: tuple[str, ...] = USUAL
+    examples: int = 2000
+    grid: int = 25
+    seed: int = 0
+    probes: int = 30
+    steps: int = 80  # of Lanczos
+    float64: bool = False
+    train: bool = False  # look at the private training examples
+    stays_private: bool = False
+    radius: float = 0.05  # of the SAM gap
+    reach: float = 1.0  # of the average gap
+    copies: int = 10  # of the smoothed loss
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        for part in self.parts:
+            if part not in PARTS:
+                raise SettingError(f"there is no part {part!r}; known are {', '.join(PARTS)}")
+        for name, least in (("examples", 1), ("grid", 3), ("probes", 2), ("steps", 5), ("copies", 1)):
+            if getattr(self, name) < least:
+                raise SettingError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if self.train and not self.stays_private:
+            raise PrivacyError(
+                "the training examples are private, and a landscape reads them without noise: add "
+                "--private-stays-here if the files stay with those who may see the data, or leave --train out"
+            )
+
+    @property
+    def access(self) -> land.Access:
+        return land.STAYS_PRIVATE if self.train else land.PUBLIC
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.float64 if self.float64 else torch.float32
+
+
+@dataclass
+class View:
+    """A subject, the examples that it is looked at with, and what parts share."""
+
+    subject: Subject
+    split: Split
+    settings: Settings
+    tick: Callable[[], None] = lambda: None
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def chosen(self) -> Examples:
+        """The fixed examples, untouched."""
+        return taken(self.split.train if self.settings.train else self.split.test, self.settings.examples)
+
+    @cached_property
+    def looked(self) -> tuple[land.Objective, Tree]:
+        objective, params = objective_of(self.subject, self.chosen, self.settings)
+        return replace(objective, watch=lambda: self.tick()), params
+
+    @property
+    def objective(self) -> land.Objective:
+        return self.looked[0]
+
+    @property
+    def params(self) -> Tree:
+        return self.looked[1]
+
+    @cached_property
+    def curved(self) -> tuple[Any, land.Ends]:
+        """The Hessian, and the ends of its spectrum."""
+        operator = land.hessian(self.objective, self.params)
+        return operator, land.ends(operator, steps=self.settings.steps, seed=self.settings.seed)
+
+    @cached_property
+    def heading(self) -> dict[str, Any]:
+        """What every file says: of which weights, on which examples, how, and who may see it."""
+        return {
+            "data": self.subject.recipe.data,
+            "split": "train" if self.settings.train else "test",
+            "status": self.settings.access.status,
+            "examples": self.chosen.count,
+            "subset": fingerprint(self.chosen.inputs, self.chosen.targets),
+            "seed": self.settings.seed,
+            "precision": "float64" if self.settings.float64 else "float32",
+            "weights": self.subject.weights,
+        }
+
+
+def taken(examples: Examples, wanted: int) -> Examples:
+    """Some of the examples, always the same ones."""
+    where = torch.from_numpy(evenly(examples.count, wanted))
+    return replace(examples, inputs=examples.inputs[where], targets=examples.targets[where])
+
+
+def objective_of(subject: Subject, chosen: Examples, settings: Settings) -> tuple[land.Objective, Tree]:
+    """The mean cross-entropy over the chosen examples, and the subject's weights."""
+    examples = chosen.to(settings.device)
+    batches = [examples.take(part) for part in physical(np.arange(examples.count), MOST)]
+    model = network_of(subject.recipe).to(settings.device)
+    objective, _ = land.of_model(model, LOSS, batches, access=settings.access, dtype=settings.dtype)
+    return objective, map_tree(lambda leaf: leaf.to(settings.device, settings.dtype), subject.params)
+
+
+# Measures: each gives entries of measures.json.
+
+
+def basics(view: View) -> dict[str, Any]:
+    """Loss, accuracy and the norm of the weights, which belongs beside every measure."""
+    found = view.objective.evaluated(view.params)
+    return {"loss": found.loss, "accuracy": found.accuracy, "weight_norm": float(norm(view.params))}
+
+
+def eigenvalues(view: View) -> dict[str, Any]:
+    operator, found = view.curved
+    if not found.converged:
+        view.notes.append(f"eigenvalues had not converged after {found.products} products; raise --lanczos")
+    return {
+        "lambda_max": found.largest[0],
+        "lambda_5": found.largest[-1],
+        "ratio": found.ratio,
+        "hessian_norm": found.norm,
+        "products": found.products,
+        "hessian": operator.kind,
+    }
+
+
+def trace(view: View) -> dict[str, Any]:
+    operator, found = view.curved
+    settings = view.settings
+    value = land.trace(operator, probes=settings.probes, seed=settings.seed, known=found.krylov)
+    return {"trace": value.value, "trace_error": value.error}
+
+
+def sharpness(view: View) -> dict[str, Any]:
+    found = land.sharpness(view.objective, view.params, seed=view.settings.seed)
+    return {"sharpness": found.value, "sharpness_solver": found.solver}
+
+
+def gaps(view: View) -> dict[str, Any]:
+    around, settings = (view.objective, view.params), view.settings
+    return {
+        "sam_gap": land.sam_gap(*around, radius=settings.radius),
+        "sam_radius": settings.radius,
+        "adaptive_gap": land.adaptive_gap(*around),
+        "average_gap": land.average_gap(*around, radius=settings.reach, seed=settings.seed),
+        "average_radius": settings.reach,
+    }
+
+
+def noise(view: View) -> dict[str, Any]:
+    std = noise_of_a_step(view.subject.recipe)
+    if std is None:
+        view.notes.append("noise: an Adam step scales its noise weight by weight, so it has no one size")
+        return {}
+    found = land.noise_tolerance(view.objective, view.params, std=std, seed=view.settings.seed)
+    return {"noise_std": std, "noise_tolerance": found}
+
+
+def noise_of_a_step(recipe: Recipe) -> float | None:
+    """lr sigma C / expected units: what one step of the last phase leaves on each weight; None for Adam."""
+    if recipe.optimizer != "sgd":
+        return None
+    plan = plan_of(recipe, recipe.size or official_size(recipe.data))
+    last = plan.phases[-1]
+    lr = recipe.second_lr if recipe.method == "sai" else recipe.lr
+    return lr * last.noise_multiplier * as_clip(last.clip_norm).sensitivity / plan.expected_units
+
+
+# Pictures: each gives the arrays of one npz file.
+
+
+def spectrum(view: View) -> dict[str, Any]:
+    operator, found = view.curved
+    settings = view.settings
+    density = land.spectral_density(
+        operator, probes=5, steps=settings.steps, seed=settings.seed, known=found.krylov
+    )
+    total = density.mean * density.dimension
+    return {"grid": density.grid, "density": density.density, "trace": total, "dimension": density.dimension}
+
+
+def line(view: View) -> dict[str, Any]:
+    (direction,) = land.random_directions(view.params, count=1, seed=view.settings.seed)
+    return vars(land.line(view.objective, view.params, direction, np.linspace(-0.8, 0.8, 81)))
+
+
+def surface(view: View) -> dict[str, Any]:
+    directions = land.random_directions(view.params, seed=view.settings.seed)
+    places = np.linspace(-1, 1, view.settings.grid)
+    return vars(land.surface(view.objective, view.params, directions, places, places))
+
+
+def trajectory(view: View) -> dict[str, Any]:
+    points = path_of(view.subject)
+    if len(points) < 3:
+        view.notes.append(
+            "trajectory: first weights, one checkpoint and the last weights are needed; left out"
+        )
+        return {}
+    plane = land.trajectory_plane(
+        [map_tree(lambda leaf: leaf.to(view.params[_first(view)]), p) for p in points]
+    )
+    low, high = plane.places.min(0), plane.places.max(0)
+    room = 0.2 * (high - low)
+    alphas, betas = (np.linspace(low[i] - room[i], high[i] + room[i], view.settings.grid) for i in (0, 1))
+    found = land.surface(view.objective, view.params, plane.directions, alphas, betas)
+    return {**vars(found), "places": plane.places, "share": np.array(plane.share)}
+
+
+def smoothed(view: View) -> dict[str, Any]:
+    std = noise_of_a_step(view.subject.recipe)
+    if std is None:
+        view.notes.append("smoothed: an Adam step scales its noise weight by weight; left out")
+        return {}
+    std *= view.subject.recipe.reach
+    settings = view.settings
+    smooth = land.smoothed(view.objective, view.params, std=std, copies=settings.copies, seed=settings.seed)
+    (direction,) = land.random_directions(view.params, count=1, seed=settings.seed)
+    found = land.line(smooth, view.params, direction, np.linspace(-0.8, 0.8, 81))
+    return {**vars(found), "std": std, "copies": settings.copies}
+
+
+def interpolation(first: View, others: Sequence[View]) -> dict[str, Any]:
+    """Between the first view's weights and each other one's, on the first one's examples."""
+    alphas = np.linspace(-0.5, 1.5, 41)
+    lines = [land.interpolation(first.objective, first.params, other.params, alphas) for other in others]
+    return {
+        "alphas": alphas,
+        "loss": np.stack([each.loss for each in lines]),
+        "accuracy": np.stack([each.accuracy for each in lines]),
+        "names": np.array([f"{first.subject.name} to {other.subject.name}" for other in others]),
+    }
+
+
+def gradients(view: View) -> dict[str, Any]:
+    """Entries of gradients.json; with the training examples also their gradient beside the public one."""
+    settings, recipe = view.settings, view.subject.recipe
+    contribution = per_example(network_of(recipe).eval().to(settings.device), supervised(LOSS))
+    params = map_tree(lambda leaf: leaf.to(settings.device), view.subject.params)
+    batches = view.chosen.to(settings.device).batches(MOST)
+    norms = [contribution([params], [1.0], batch).norms() for batch in batches]
+    found = land.norm_histogram(norms, clip_norm=recipe.clip_norm, access=settings.access)
+    entries = {**vars(found), "edges": found.edges.tolist(), "counts": found.counts.tolist()}
+    if settings.train:
+        public = replace(settings, train=False)
+        beside, _ = objective_of(view.subject, taken(view.split.test, settings.examples), public)
+        entries |= vars(land.compared(view.objective, beside, view.params))
+    return entries
+
+
+MEASURES = {f.__name__: f for f in (eigenvalues, trace, sharpness, gaps, noise)}
+PICTURES = {f.__name__: f for f in (spectrum, line, surface, trajectory, smoothed)}
+
+
+def passes(part: str, settings: Settings, weights: int) -> int:
+    """How often a part is expected to go over the examples, for a bar that knows where it is."""
+    steps = min(settings.steps, weights)
+    return {
+        "eigenvalues": steps,
+        "trace": settings.probes,
+        "spectrum": 5 * steps,
+        "sharpness": 40,
+        "gaps": 15,
+        "noise": 44,
+        "line": 81,
+        "surface": settings.grid**2,
+        "gradients": 1,
+        "interpolation": 41,
+        "trajectory": settings.grid**2,
+        "smoothed": 81,
+    }[part]
+
+
+def look(view: View, part: str) -> None:
+    """Measure one part and keep it. *Guarantee*: a file is whole or not there, whenever this is stopped."""
+    place = view.subject.place
+    make_room(view)
+    if part in MEASURES:
+        there = json.loads(measures_file(place).read_text(encoding="utf-8"))
+        keep(measures_file(place), _json({**there, **MEASURES[part](view)}))
+    elif part in PICTURES:
+        keep_arrays(place / f"{part}.npz", PICTURES[part](view), view)
+    elif part == "gradients":
+        keep(place / "gradients.json", _json({**gradients(view), **view.heading}))
+
+
+def look_between(first: View, others: Sequence[View]) -> None:
+    """Measure and keep what lies between the first run and the others."""
+    make_room(first)
+    keep_arrays(first.subject.place / "interpolation.npz", interpolation(first, others), first)
+
+
+def make_room(view: View) -> None:
+    """Begin measures.json, if it is not of these weights, examples and settings; then nothing else there is either."""
+    place = view.subject.place
+    there = read_measures(place)
+    if there is not None and all(there.get(key) == value for key, value in view.heading.items()):
+        return
+    entries = {**view.heading, **basics(view)}
+    for name in (*(f"{part}.npz" for part in PARTS), "gradients.json"):
+        (place / name).unlink(missing_ok=True)
+    place.mkdir(parents=True, exist_ok=True)
+    note = {"note": view.subject.note} if view.subject.note else {}
+    keep(measures_file(place), _json({**entries, **note}))
+
+
+def measures_file(place: Path) -> Path:
+    return place / "measures.json"
+
+
+def read_measures(place: Path) -> dict[str, Any] | None:
+    """What is kept; None if there is nothing that can be read."""
+    try:
+        found = json.loads(measures_file(place).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def keep_arrays(file: Path, arrays: dict[str, Any], view: View) -> None:
+    """Write arrays and the heading as npz; none, no file."""
+    if not arrays:
+        return
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **{**arrays, **view.heading})
+    keep(file, buffer.getvalue())
+
+
+def keep(file: Path, data: bytes) -> None:
+    """Put a file in its place, whole or not at all."""
+    try:
+        durable.replace(file, data)
+    finally:
+        file.with_name(f".{file.name}.new").unlink(missing_ok=True)
+
+
+def _json(entries: dict[str, Any]) -> bytes:
+    plain = {key: _finite(value) for key, value in entries.items()}
+    return (json.dumps(plain, indent=1, allow_nan=False) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity and no NaN: null stands for them."""
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _first(view: View) -> str:
+    return next(iter(view.params))
+
+
+def weights_in(view: View) -> int:
+    """The number of weights."""
+    return size(view.subject.params)

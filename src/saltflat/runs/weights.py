@@ -1,0 +1,124 @@
+"""Whose landscape is looked at: the weights of a run, finished or not, or of one of its checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from saltflat.core.state import unpack
+from saltflat.tree import Tree
+from saltflat.errors import DataError
+from saltflat.landscape.subset import fingerprint
+from saltflat.privacy.record import checkpoint
+from saltflat.recipes import Recipe, read
+from saltflat.recipes.build import network_of
+from saltflat.runs.execute import Folder
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Weights, the recipe that they belong to, and the folder in which their landscape is kept."""
+
+    name: str
+    run: Path
+    place: Path
+    recipe: Recipe
+    params: Tree
+    note: str = ""  # what a reader must know: that the run is unfinished, say
+
+    @property
+    def weights(self) -> str:
+        """A name for these very weights."""
+        return fingerprint(*self.params.values())
+
+    def same_shape(self, other: Subject) -> bool:
+        """Whether two subjects have one architecture."""
+        shapes = lambda tree: {name: tuple(leaf.shape) for name, leaf in tree.items()}
+        return shapes(self.params) == shapes(other.params)
+
+
+def subject(path: Path) -> Subject:
+    """The weights at ``path``: a run's folder, or a file in its ``checkpoints``.
+
+    A run without a model has its newest whole checkpoint looked at. One with neither is refused, with what is missing.
+    """
+    if path.parent.name == "checkpoints" and path.stem.isdecimal():
+        return _of_checkpoint(path.parent.parent, int(path.stem), str(path))
+    recipe = _recipe(path)
+    if Folder(path).model.exists():
+        weights = _model(Folder(path).model, recipe)
+        return Subject(str(path), path, path / "landscape", recipe, weights)
+    found = checkpoint.load(path / "checkpoints")
+    if found is None:
+        raise DataError(
+            f"{path} has neither model.safetensors nor a checkpoint: the run was stopped before its first one; go on "
+            f"with saltflat train --resume --out {path}"
+        )
+    note = f"unfinished: after {found.meta.get('step', '?')} steps"
+    return Subject(str(path), path, path / "landscape", recipe, _ending(found, recipe, str(path)), note)
+
+
+def path_of(subject: Subject) -> list[Tree]:
+    """The points of the run's path that are known: the first weights, its checkpoints, the weights themselves."""
+    folder = subject.run / "checkpoints"
+    kept = [checkpoint.numbered(folder, number) for number in checkpoint.numbers(folder)]
+    middle = [_ending(found, subject.recipe, str(folder)) for found in kept]
+    points = [initial(subject.recipe), *middle, subject.params]
+    last = subject.weights
+    return [p for p in points[:-1] if fingerprint(*p.values()) != last] + points[-1:]
+
+
+def initial(recipe: Recipe) -> Tree:
+    """The weights that the recipe's run began with."""
+    return {name: p.detach() for name, p in network_of(recipe).named_parameters() if p.requires_grad}
+
+
+def _of_checkpoint(run: Path, number: int, name: str) -> Subject:
+    recipe = _recipe(run)
+    found = checkpoint.numbered(run / "checkpoints", number)
+    note = f"checkpoint after {found.meta.get('step', '?')} steps"
+    place = run / "landscape" / f"{number:06d}"
+    return Subject(name, run, place, recipe, _ending(found, recipe, name), note)
+
+
+def _recipe(path: Path) -> Recipe:
+    if not path.is_dir():
+        raise DataError(
+            f"{path} is no folder of a run and no file of its checkpoints; give what saltflat train --out made"
+        )
+    if not Folder(path).recipe.exists():
+        raise DataError(
+            f"{path} holds no run: recipe.toml is missing; give a folder that saltflat train --out made"
+        )
+    return read(Folder(path).recipe)
+
+
+def _model(file: Path, recipe: Recipe) -> Tree:
+    try:
+        found: dict[str, Any] = load_file(file)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read ({error}); train the run again") from None
+    return _fitting(found, recipe, str(file))
+
+
+def _ending(found: checkpoint.Checkpoint, recipe: Recipe, name: str) -> Tree:
+    """What the run would end with: the running mean of the weights, if there is one."""
+    if "mean" not in found.trees:
+        return _fitting(dict(found.trees.get("params", {})), recipe, name)
+    _, mean = unpack(None, dict(found.trees["mean"]), found.meta["shapes"]["mean"], {})
+    return _fitting(mean, recipe, name)
+
+
+def _fitting(found: Tree, recipe: Recipe, name: str) -> Tree:
+    """The trained weights in the network's order; refused if they are another network's."""
+    own = initial(recipe)
+    for key, leaf in own.items():
+        if key not in found or found[key].shape != leaf.shape:
+            raise DataError(
+                f"{name} does not hold the weights of {recipe.model}: {key!r} is missing or of another shape"
+            )
+    return {key: found[key] for key in own}

@@ -1,0 +1,364 @@
+"""One small model for every layer family, with an input that fits: the rows of the layer-rule tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from saltflat.gradients.standardised import standardised
+
+CLASSES = 5
+WORDS = 11
+
+
+def per_example_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of (rows, classes) or (rows, time, classes), one number a row."""
+    each = F.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    return each.view(len(targets), -1).mean(1)
+
+
+@dataclass(frozen=True)
+class Family:
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]  # of one input; for tokens, their number
+    tokens: bool = False
+
+    def data(self, rows: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        g = torch.Generator().manual_seed(seed)
+        if self.tokens:
+            x, y = torch.randint(WORDS, (2, rows, *self.shape), generator=g)
+            return x, y
+        x = torch.randn(rows, *self.shape, generator=g, dtype=torch.float64)
+        return x, torch.randint(CLASSES, (rows,), generator=g)
+
+
+def head(features: int) -> list[nn.Module]:
+    return [nn.Flatten(), nn.Linear(features, CLASSES)]
+
+
+class Words(nn.Module):
+    """Embedding, a recurrent layer, a word for every position."""
+
+    def __init__(self, kind: str, *, tie: bool = False, **options: object) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, 6, padding_idx=0)
+        self.recurrent = getattr(nn, kind)(6, 6, **{"batch_first": True, **options})
+        width = 12 if options.get("bidirectional") else 6
+        self.out = nn.Linear(width, WORDS, bias=not tie)
+        if tie:
+            self.out.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        if self.recurrent.batch_first:
+            return self.out(self.recurrent(x)[0])
+        return self.out(self.recurrent(x.transpose(0, 1))[0].transpose(0, 1))
+
+
+class LastState(nn.Module):
+    """Only the first output and the last state are used: most time steps have no gradient of their own."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.recurrent = getattr(nn, kind)(3, 4, batch_first=True, bidirectional=True)
+        self.out = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output, state = self.recurrent(x)
+        last = state[0] if isinstance(state, tuple) else state
+        return self.out(torch.cat([output[:, 0], last[1]], 1))
+
+
+class Bare(nn.Module):
+    """A class token, position embeddings of two sorts, a scale, a matrix product, a mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(3, 8)
+        self.token = nn.Parameter(torch.randn(1, 1, 8))
+        self.position = nn.Parameter(torch.randn(1, 6, 8))
+        self.table = nn.Embedding(9, 8)
+        self.scale = nn.Parameter(torch.randn(8))
+        self.matrix = nn.Parameter(torch.randn(8, 8))
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("mask", (torch.rand(8, 8) > 0.3).double())
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.cat([self.token.expand(len(x), -1, -1), self.enter(x)], 1)
+        x = x + self.position[:, : x.shape[1]] + self.table(torch.arange(x.shape[1]))
+        x = torch.tanh(x * self.scale)
+        x = x @ (self.matrix * self.mask)
+        return self.out(x[:, 0]) * self.temperature + x.mean()[None] * 0
+
+
+class Attention(nn.Module):
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, **options)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.attention.batch_first
+        mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)
+        z = x if first else x.transpose(0, 1)
+        z, _ = self.attention(z, z, z, attn_mask=mask, need_weights=not first)
+        return self.out((z if first else z.transpose(0, 1)).mean(1))
+
+
+class CrossAttention(nn.Module):
+    """Queries, keys and values of three widths, a padding mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, kdim=4, vdim=4, batch_first=True, add_zero_attn=True)
+        self.again = nn.MultiheadAttention(8, 4, batch_first=True)
+        self.out = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+        padding[:, -1] = True
+        z, _ = self.attention(x[:, :2], x[..., :4], x[..., 4:], key_padding_mask=padding)
+        z, _ = self.again(z, x, x)
+        return self.out(z.mean(1))
+
+
+class Repeated(nn.Module):
+    """Layers called twice, and a weight that is also used as a plain tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.out = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.wide = nn.Conv2d(32, 32, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(torch.tanh(self.linear(x)))
+        z = x[:, :, None, None] * torch.linspace(0, 1, 9, dtype=x.dtype).view(3, 3)
+        z = self.conv(torch.tanh(self.conv(z)))
+        wide = z.repeat(1, 8, 1, 1)
+        wide = self.wide(torch.tanh(self.wide(wide)))
+        penalty = self.out.weight[:, :2].square().sum() + self.linear.weight.norm()
+        return self.out(z.mean((2, 3))) + penalty * wide.mean((1, 2, 3)).unsqueeze(1)
+
+
+class Standard(nn.Conv2d):
+    def __init__(self, *args: int, gain: bool = True, **options: int) -> None:
+        super().__init__(*args, **options)
+        self.gain = nn.Parameter(torch.randn(args[1])) if gain else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, standardised(self.weight, self.gain), self.bias, self.stride, self.padding)
+
+
+def standardised_net() -> nn.Module:
+    tiny = Standard(32, 32, 3, padding=1)
+    with torch.no_grad():
+        tiny.weight[0] *= 1e-3  # so small that the floor takes its norm's place
+        tiny.gain[1] = 0  # switched off
+    return nn.Sequential(
+        Standard(3, 32, 3, padding=1),
+        nn.ReLU(),
+        Standard(32, 32, 3, padding=1, stride=2, gain=False),
+        nn.ReLU(inplace=True),
+        tiny,
+        nn.Tanh(),
+        Standard(32, 32, 3, padding=1),
+        nn.ReLU(inplace=True),
+        *head(32 * 9),
+    )
+
+
+def frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), *head(6))
+    model[0].requires_grad_(False)
+    model[2].weight.requires_grad_(False)
+    model[5].bias.requires_grad_(False)
+    return model
+
+
+class Written(nn.Module):
+    """Data written into a tensor that the forward pass made: it is data from then on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.out = nn.Linear(3, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = torch.zeros(len(x), 4, 6, dtype=x.dtype)
+        states[:, 0] = self.first(x)
+        for t in range(1, 4):
+            states[:, t] = torch.tanh(self.second(states[:, t - 1].clone()))
+        return self.out(states.mean(1))
+
+
+class Folded(nn.Module):
+    """Positions folded into the first axis, and linear layers written as a sum and a product, as GPT-2 has them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(width, 6)), nn.Parameter(torch.randn(6))
+        self.layer, self.out = nn.Linear(6, 6), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        z = self.layer(torch.tanh(z)).view(*x.shape[:-1], 6)
+        return self.out(torch.tanh(z).mean(1))
+
+
+class Typed(nn.Module):
+    """Token types that are the same for all, positions that are not, and a learned bias of attention: BERT and T5."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.types, self.places = nn.Embedding(WORDS, 8), nn.Embedding(2, 8), nn.Embedding(9, 8)
+        self.near = nn.Embedding(9, 2)
+        self.out = nn.Linear(8, WORDS)
+        self.register_buffer("type_of", torch.zeros(1, 9, dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, time = x.shape
+        types = self.types(self.type_of[:, :time].expand(rows, time))
+        places = self.places(torch.arange(time).unsqueeze(0).repeat(rows, 1))
+        z = torch.tanh(self.words(x) + types + places).view(rows, time, 2, 4).transpose(1, 2)
+        apart = (torch.arange(time)[:, None] - torch.arange(time)).abs()
+        bias = self.near(apart).permute(2, 0, 1).unsqueeze(0)
+        z = F.scaled_dot_product_attention(z, z, z, attn_mask=bias)
+        return self.out(z.transpose(1, 2).flatten(2))
+
+
+FAMILIES: dict[str, Family] = {
+    "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
+    "linear positions": Family(
+        lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *head(36)), (4, 3, 5)
+    ),
+    "folded positions": Family(lambda: Folded(5), (4, 5)),
+    "wide folded positions": Family(lambda: Folded(64), (2, 64)),
+    "token types": Family(Typed, (7,), tokens=True),
+    "wide linear positions": Family(lambda: nn.Sequential(nn.Linear(24, 24), nn.Tanh(), *head(48)), (2, 24)),
+    "conv1d": Family(
+        lambda: nn.Sequential(
+            nn.Conv1d(3, 8, 3, padding=1, stride=2), nn.Tanh(), nn.Conv1d(8, 6, 4, padding="same"), *head(30)
+        ),
+        (3, 10),
+    ),
+    "conv2d": Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(8, 16, 3, stride=2),
+            nn.Tanh(),
+            nn.Conv2d(16, 16, (3, 1), padding=(2, 0), dilation=2),
+            nn.Conv2d(16, 8, 1),
+            *head(200),
+        ),
+        (3, 12, 12),
+    ),
+    "conv2d by pixels": Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(16, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(32, 32, 3, padding=2, dilation=2),
+            nn.Conv2d(32, 32, 1),
+            nn.Conv2d(32, 16, 2),
+            *head(64),
+        ),
+        (16, 6, 6),
+    ),
+    "conv2d padding modes": Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 9, 3, padding=1, padding_mode="reflect"),
+            nn.Tanh(),
+            nn.Conv2d(9, 6, 3, padding="same", padding_mode="circular"),
+            nn.Conv2d(6, 6, 2, padding="same", dilation=3),
+            nn.Conv2d(6, 4, 3, padding="valid", padding_mode="replicate"),
+            *head(36),
+        ),
+        (3, 5, 5),
+    ),
+    "grouped conv2d": Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(4, 8, 3, groups=2, bias=False),
+            nn.SELU(),
+            nn.Conv2d(8, 8, 3, groups=8, padding=1),
+            *head(32),
+        ),
+        (4, 4, 4),
+    ),
+    "conv3d": Family(
+        lambda: nn.Sequential(nn.Conv3d(2, 4, 3, padding=1, stride=(1, 2, 1)), nn.Tanh(), *head(72)),
+        (2, 3, 4, 3),
+    ),
+    "transposed": Family(
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, output_padding=1, groups=2),
+            nn.Tanh(),
+            nn.Unflatten(0, (-1, 1)),
+            nn.Flatten(1, 2),
+            nn.ConvTranspose2d(6, 2, 2, dilation=2),
+            nn.Flatten(2),
+            nn.ConvTranspose1d(2, 2, 3, stride=2),
+            *head(2 * 129),
+        ),
+        (4, 3, 3),
+    ),
+    "transposed 3d": Family(lambda: nn.Sequential(nn.ConvTranspose3d(2, 2, 2), *head(2 * 27)), (2, 2, 2, 2)),
+    "group norm": Family(
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 1), nn.GroupNorm(4, 8), nn.ReLU(inplace=True), *head(72)),
+        (3, 3, 3),
+    ),
+    "layer norm": Family(
+        lambda: nn.Sequential(
+            nn.LayerNorm(6), nn.Linear(6, 6), nn.LayerNorm((4, 6), bias=False), nn.RMSNorm(6), *head(24)
+        ),
+        (4, 6),
+    ),
+    "instance norm": Family(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True), nn.Tanh(), *head(36)),
+        (3, 3, 3),
+    ),
+    "lstm": Family(lambda: Words("LSTM"), (7,), tokens=True),
+    "lstm, deep": Family(lambda: Words("LSTM", num_layers=2, bidirectional=True), (5,), tokens=True),
+    "lstm, no bias": Family(lambda: Words("LSTM", bias=False), (5,), tokens=True),
+    "lstm, time first": Family(lambda: Words("LSTM", batch_first=False), (5,), tokens=True),
+    "lstm, last state": Family(lambda: LastState("LSTM"), (4, 3)),
+    "gru": Family(lambda: Words("GRU", num_layers=2, bidirectional=True), (5,), tokens=True),
+    "gru, last state": Family(lambda: LastState("GRU"), (4, 3)),
+    "rnn": Family(lambda: Words("RNN", nonlinearity="relu"), (5,), tokens=True),
+    "rnn, tanh": Family(lambda: Words("RNN"), (5,), tokens=True),
+    "tied": Family(lambda: Words("LSTM", tie=True), (7,), tokens=True),
+    "attention": Family(lambda: Attention(batch_first=True, add_bias_kv=True), (4, 8)),
+    "attention, time first": Family(lambda: Attention(bias=False), (4, 8)),
+    "cross attention": Family(CrossAttention, (4, 8)),
+    "encoder layer": Family(
+        lambda: nn.Sequential(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), *head(32)),
+        (4, 8),
+    ),
+    "bare parameters": Family(Bare, (5, 3)),
+    "repeated layers": Family(Repeated, (4,)),
+    "written": Family(Written, (3,)),
+    "frozen": Family(frozen, (4,)),
+    "weight norm": Family(
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 6)), nn.Tanh(), *head(6)),
+        (4,),
+    ),
+    "standardised": Family(standardised_net, (3, 6, 6)),
+    "prelu, no rule": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),
+    "multilinear, no rule": Family(lambda: Bilinear(), (4,)),
+}
+
+
+class Bilinear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.form, self.core = nn.Bilinear(4, 4, 6), nn.Parameter(torch.randn(6, CLASSES, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.form(x, x.flip(1)))
+        return torch.einsum("ni,ioj,nj->no", z, self.core, z)

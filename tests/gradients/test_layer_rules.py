@@ -1,0 +1,302 @@
+"""A2: every layer rule against a loop over single examples, in float64 and float32, views and points included."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from layers import CLASSES, FAMILIES, Family, head, per_example_loss
+from reference import Tree, flat, gradient_loop, trained
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from saltflat.errors import ModelError
+from saltflat.gradients import bare, parts
+from saltflat.gradients import chunk as chunks
+from saltflat.gradients.chunk import Kept, book_keeping
+from saltflat.gradients.conv import Patches, Taps
+
+
+def kept(model: nn.Module, points: list[Tree], x: Tensor, y: Tensor, views: int = 1) -> Kept:
+    return book_keeping(
+        lambda point: per_example_loss(functional_call(model, point, (x,)), y),
+        points,
+        [1 / len(points)] * len(points),
+        rows=len(x),
+        views=views,
+        constants=[*model.buffers(), *model.parameters()],
+    )
+
+
+def loop(model: nn.Module, points: list[Tree], x: Tensor, y: Tensor, views: int = 1) -> Tensor:
+    each = [gradient_loop(model, point, x, y, per_example_loss) for point in points]
+    mean = torch.stack(each).mean(0)
+    return mean.view(-1, views, mean.shape[1]).mean(1)
+
+
+def gap(mine: Tensor, reference: Tensor) -> float:
+    return (
+        float((mine - reference).abs().max() / reference.abs().max().clamp(min=1e-12))
+        if mine.numel()
+        else 0.0
+    )
+
+
+def worst_error(chunk: Kept, reference: Tensor, point: Tree) -> float:
+    """The largest relative error over the four questions that a chunk answers."""
+    g = torch.Generator().manual_seed(1)
+    weights = torch.rand(len(reference), generator=g, dtype=torch.float64).to(reference.dtype)
+    direction = {
+        n: torch.randn(p.shape, generator=g, dtype=torch.float64).to(p.dtype) for n, p in point.items()
+    }
+    norms = ((chunk.norms() - reference.norm(dim=1)).abs() / reference.norm(dim=1)).max()
+    return max(
+        float(norms),
+        gap(flat(chunk.weighted_sum(weights)), weights @ reference),
+        gap(chunk.dot(direction), reference @ flat(direction)),
+        gap(chunk.scaled(direction).norms(), (reference * flat(direction)).norm(dim=1)),
+    )
+
+
+def build(family: Family, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+    return family.build().to(dtype)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("rows", "views"), [(1, 1), (3, 1), (4, 2)])
+def test_rule_equals_loop(name: str, rows: int, views: int) -> None:
+    family = FAMILIES[name]
+    model, (x, y) = build(family), family.data(rows)
+    point = trained(model)
+    chunk = kept(model, [point], x, y, views)
+    assert worst_error(chunk, loop(model, [point], x, y, views), point) < 1e-9
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_several_points_are_combined_before_the_norm(name: str) -> None:
+    family = FAMILIES[name]
+    model, (x, y) = build(family), family.data(4)
+    point = trained(model)
+    points = [point, {n: p * 1.1 for n, p in point.items()}, {n: p + 0.01 for n, p in point.items()}]
+    chunk = kept(model, points, x, y, views=2)
+    assert worst_error(chunk, loop(model, points, x, y, views=2), point) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("side", "points", "form"),
+    [(4, 1, Patches), (4, 2, Taps), (4, 3, Taps), (2, 1, Patches), (2, 3, Patches)],
+)
+def test_a_convolution_is_kept_as_is_cheapest_at_all_points_together(
+    side: int, points: int, form: type
+) -> None:
+    family = Family(lambda: nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), *head(8 * side**2)), (8, side, side))
+    model, (x, y) = build(family), family.data(4)
+    point = trained(model)
+    asked = [{n: p + 0.01 * k for n, p in point.items()} for k in range(points)]
+    chunk = kept(model, asked, x, y)
+    assert [type(part) for part in chunk.parts if part.names == ("0.weight",)] == [form]
+    assert worst_error(chunk, loop(model, asked, x, y), point) < 1e-9
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rule_equals_loop_in_float32(name: str) -> None:
+    family = FAMILIES[name]
+    model, (x, y) = build(family, torch.float32), family.data(4)
+    x = x.float() if x.is_floating_point() else x
+    point = trained(model)
+    if name == "bare parameters":
+        model.mask = model.mask.float()
+    assert worst_error(kept(model, [point], x, y), loop(model, [point], x, y), point) < 1e-4
+
+
+@pytest.mark.parametrize(
+    "name", ["linear", "wide linear positions", "conv2d", "conv2d by pixels", "layer norm"]
+)
+def test_bfloat16_inputs_have_float32_norms(name: str) -> None:
+    family = FAMILIES[name]
+    model, (x, y) = build(family, torch.bfloat16), family.data(4)
+    point = trained(model)
+    chunk = kept(model, [point], x.bfloat16(), y)
+    rough = loop(model, [point], x.bfloat16(), y).float()
+    norms = chunk.norms()
+    assert norms.dtype == torch.float32
+    assert float(((norms - rough.norm(dim=1)).abs() / rough.norm(dim=1)).max()) < 0.05
+    exact = torch.stack(
+        [flat({n: v.float() for n, v in chunk.weighted_sum(e).items()}).norm() for e in torch.eye(4)]
+    )
+    assert float(((norms - exact).abs() / exact).max()) < 0.01
+
+
+@given(
+    rows=st.integers(1, 4),
+    channels=st.sampled_from([(1, 3), (3, 9), (9, 4), (16, 32), (32, 32)]),
+    side=st.tuples(st.integers(4, 9), st.integers(4, 9)),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    stride=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    views=st.integers(1, 2),
+)
+def test_convolutions_of_any_geometry(rows, channels, side, kernel, stride, padding, dilation, views) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(*channels, kernel, stride=stride, padding=padding, dilation=dilation)
+    model = nn.Sequential(
+        conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels[1], CLASSES)
+    )
+    model = model.double()
+    x = torch.randn(rows * views, channels[0], *side, dtype=torch.float64)
+    y = torch.randint(CLASSES, (rows * views,))
+    point = trained(model)
+    assert worst_error(kept(model, [point], x, y, views), loop(model, [point], x, y, views), point) < 1e-9
+
+
+@pytest.mark.parametrize("channels", [1, 3, 9])
+@pytest.mark.parametrize(("kernel", "stride"), [(1, 2), (2, 2), (4, 2), (8, 2), (3, 3), (3, 2)])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_strides_become_phases(channels: int, kernel: int, stride: int, padding: int) -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(channels, 4, kernel, stride=stride, padding=padding)
+    model = nn.Sequential(
+        conv, nn.Tanh(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, CLASSES)
+    ).double()
+    x, y = torch.randn(4, channels, 11, 12, dtype=torch.float64), torch.randint(CLASSES, (4,))
+    point = trained(model)
+    for views in (1, 2):
+        assert worst_error(kept(model, [point], x, y, views), loop(model, [point], x, y, views), point) < 1e-9
+
+
+@given(
+    rows=st.integers(1, 5),
+    lead=st.lists(st.integers(1, 6), max_size=3),
+    inputs=st.integers(1, 40),
+    outputs=st.integers(1, 40),
+    bias=st.booleans(),
+)
+def test_linear_layers_with_any_leading_dimensions(rows, lead, inputs, outputs, bias) -> None:
+    torch.manual_seed(0)
+    size = int(torch.tensor(lead).prod()) * outputs if lead else outputs
+    model = nn.Sequential(
+        nn.Linear(inputs, outputs, bias), nn.Tanh(), nn.Flatten(), nn.Linear(size, CLASSES)
+    ).double()
+    x, y = torch.randn(rows, *lead, inputs, dtype=torch.float64), torch.randint(CLASSES, (rows,))
+    point = trained(model)
+    assert worst_error(kept(model, [point], x, y), loop(model, [point], x, y), point) < 1e-9
+
+
+def test_both_forms_of_every_factored_part_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cost model chooses, the answer is the same."""
+    from saltflat.gradients import conv
+
+    for name in (
+        "conv2d",
+        "conv2d by pixels",
+        "linear positions",
+        "lstm",
+        "tied",
+        "standardised",
+        "attention",
+    ):
+        family = FAMILIES[name]
+        model, (x, y) = build(family), family.data(4)
+        point = trained(model)
+        reference = loop(model, [point], x, y, views=2)
+        for choice in (True, False):
+            for room in (conv, parts):
+                monkeypatch.setattr(room, "factors_are_cheaper", lambda *args, choice=choice: choice)
+            assert worst_error(kept(model, [point], x, y, views=2), reference, point) < 1e-9, (name, choice)
+
+
+def test_a_model_is_left_as_it_was() -> None:
+    for family in FAMILIES.values():
+        model, (x, y) = build(family), family.data(3)
+        before = {n: p.clone() for n, p in model.state_dict().items()}
+        kept(model, [trained(model)], x, y).weighted_sum(torch.ones(3, dtype=torch.float64))
+        after = model.state_dict()
+        assert all(torch.equal(before[n], after[n]) for n in before)
+        assert all(p.grad is None and not p._backward_hooks for p in model.parameters())
+        assert all(not m._forward_hooks and not m._backward_hooks for m in model.modules())
+
+
+def test_functions_without_a_rule_say_so_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bare, "_told", set())
+    family = FAMILIES["multilinear, no rule"]
+    model, (x, y) = build(family), family.data(2)
+    with caplog.at_level(logging.INFO, logger="saltflat"):
+        kept(model, [trained(model)], x, y)
+        kept(model, [trained(model)], x, y)
+    assert caplog.text.count("bilinear") == 1
+    assert "torch.func" in caplog.text
+
+
+class TestRefusals:
+    def test_a_loss_over_the_batch(self) -> None:
+        model = nn.Linear(2, 3)
+        with pytest.raises(ModelError, match="reduction='none'"):
+            book_keeping(
+                lambda p: functional_call(model, p, torch.ones(4, 2)).mean(), [trained(model)], [1.0], rows=4
+            )
+
+    def test_time_on_the_first_axis(self) -> None:
+        model = nn.Linear(2, 3)
+        x = torch.ones(5, 4, 2)
+        with pytest.raises(ModelError, match="first axis"):
+            book_keeping(lambda p: functional_call(model, p, x).sum((0, 2)), [trained(model)], [1.0], rows=4)
+
+    def test_packed_sequences(self) -> None:
+        model = nn.LSTM(2, 3, batch_first=True)
+        packed = nn.utils.rnn.pack_padded_sequence(torch.ones(2, 4, 2), [4, 3], batch_first=True)
+        with pytest.raises(ModelError, match="padded"):
+            book_keeping(
+                lambda p: functional_call(model, p, (packed,))[0].data.sum(), [trained(model)], [1.0], rows=2
+            )
+
+    def test_embeddings_that_mix(self) -> None:
+        model = nn.Embedding(5, 2, scale_grad_by_freq=True)
+        x = torch.tensor([[1], [2]])
+        with pytest.raises(ModelError, match="scale_grad_by_freq"):
+            book_keeping(
+                lambda p: functional_call(model, p, (x,)).sum((1, 2)), [trained(model)], [1.0], rows=2
+            )
+
+
+class TestMutants:
+    """Seeded bugs that the comparison with the loop must catch."""
+
+    def errors(self, name: str) -> float:
+        family = FAMILIES[name]
+        model, (x, y) = build(family), family.data(4)
+        point = trained(model)
+        return worst_error(kept(model, [point], x, y), loop(model, [point], x, y), point)
+
+    def test_tied_cross_term_dropped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        without_cross = lambda self: self.linear.square() + self.table.square()
+        monkeypatch.setattr(parts.Tied, "square", without_cross)
+        assert self.errors("tied") > 1e-4
+
+    def test_repeated_use_counted_apart(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        apart = lambda part, other: parts.Dense(
+            part.name, torch.hypot(part.dense()[part.name], other.dense()[part.name])
+        )
+        monkeypatch.setattr(parts.Outer, "beside", apart)
+        assert self.errors("repeated layers") > 1e-4
+
+    def test_bias_norm_omitted(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = Kept.norms
+
+        def without_bias(self: Kept) -> Tensor:
+            return real(
+                Kept(self.units, [p for p in self.parts if not p.names[0].endswith("bias")], self.like)
+            )
+
+        monkeypatch.setattr(chunks.Kept, "norms", without_bias)
+        assert self.errors("linear") > 1e-4
+
+    def test_padding_row_trained(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Tensor, "masked_fill", lambda self, mask, value: self.clone())
+        assert self.errors("lstm") > 1e-4
