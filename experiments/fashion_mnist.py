@@ -32,7 +32,7 @@ from saltflat.data import Examples, Split, load
 from saltflat.errors import SaltflatError, SettingError
 from saltflat.models import parameter_count, tanh_cnn_mnist
 from saltflat.optimizers import Optimizer
-from saltflat.privacy.noise import SEEDED, SecureNoise, SeededNoise
+from saltflat.privacy.noise import SEEDED, SeededNoise
 from saltflat.tree import Tree
 
 LR, SECOND_LR, MOMENTUM = 2.0, 0.1, 0.9
@@ -203,13 +203,11 @@ class How:
     every: int
 
 
-def surroundings(settings: Settings, how: How, watch: Watch) -> sf.Surroundings:
+def safeguards(settings: Settings) -> sf.Safeguards:
     """Fresh noise and samples from the operating system, or repeatable ones, which protect nobody."""
     if settings.seeded_noise:
-        noise, sampling = SeededNoise(settings.seed), np.random.default_rng(settings.seed)
-    else:
-        noise, sampling = SecureNoise(), np.random.default_rng()
-    return sf.Surroundings(physical=how.physical, noise=noise, sampling=sampling, watch=watch)
+        return sf.Safeguards(noise=SeededNoise(settings.seed), sampling=np.random.default_rng(settings.seed))
+    return sf.Safeguards()
 
 
 def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Result:
@@ -223,8 +221,9 @@ def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Re
     show = lambda step, text: bar.update(task, completed=step, now=text)
     watch = Watch(model, split.test, steps_per_epoch(settings, size), how.every, plan.steps, show)
     loss = sf.supervised(nn.CrossEntropyLoss(reduction="none"))
+    running = sf.Running(physical=how.physical, watch=watch)
     started = time.perf_counter()
-    sf.train(plan, sf.per_example(model, loss), split.train, surroundings(settings, how, watch))
+    sf.train(plan, sf.per_example(model, loss), split.train, safeguards=safeguards(settings), running=running)
     final = watch.curve[-1]
     return {
         **identity(settings, size),

@@ -10,9 +10,9 @@ import torch
 from reference import FixedNoise, Tree, trained
 from torch import Tensor, nn
 
-from saltflat import Phase, Plan, per_example, supervised
+from saltflat import Phase, Plan, Running, Safeguards, per_example, supervised
 from saltflat.core.ask import Ask, Release
-from saltflat.core.contribution import chunks_of
+from saltflat.core.contribution import Private, chunks_of
 from saltflat.data import TensorUnits
 from saltflat.methods import DPSGD
 from saltflat.optimizers import SGD
@@ -67,8 +67,14 @@ def ask_about(
         expected_units=1.0,
         noise=noise or FixedNoise(),
     )
-    return Ask(chunks_of(contribution, units, np.arange(units.count), most), release)
+    return Ask(chunks_of(Private(contribution, units, units.count), np.arange(units.count), most), release)
 
 
 def point_of(model: nn.Module) -> Tree:
     return trained(model)
+
+
+def beside(**given: Any) -> dict[str, Any]:
+    """What goes to `train` and `fit` beside plan and data, told apart by name: safeguards, and how to run."""
+    guards = {name: given.pop(name) for name in ("noise", "sampling", "meter") if name in given}
+    return {"safeguards": Safeguards(**guards), "running": Running(**given)}

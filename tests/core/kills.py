@@ -29,9 +29,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from steps import CRITERION, examples, network
+from steps import CRITERION, beside, examples, network
 
-from saltflat import Checkpoints, Phase, Plan, Surroundings, per_example, supervised, train
+from saltflat import Checkpoints, Phase, Plan, per_example, supervised, train
 from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError
 from saltflat.methods import DPSGD, SAT
@@ -111,14 +111,14 @@ def work(folder: Path, *, late: bool, die_at: int, budget: Budget) -> int:
     with Ledger.open(folder / "a.ledger", dataset="twelve", budget=budget) as ledger:
         run = ledger.run("kills", block=1 if late else BLOCK)
         meter = Late(run) if late else run
-        around = Surroundings(
+        around = beside(
             meter=meter,
             checkpoints=Checkpoints(folder / "kept", every=EVERY),
             watch=meter.pay if late else lambda progress: None,
         )
         contribution = per_example(network(), supervised(CRITERION))
         try:
-            train(plan(folder / "truth", die_at), contribution, TensorUnits(examples()), around)
+            train(plan(folder / "truth", die_at), contribution, TensorUnits(examples()), **around)
         except BudgetError:
             return 3
     return 0

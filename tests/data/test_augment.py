@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from steps import beside
 from torch import Generator, Tensor, nn
 
-from saltflat import Phase, Plan, Surroundings, per_example, supervised, train
+from saltflat import Phase, Plan, per_example, supervised, train
 from saltflat.core.check import check_step
 from saltflat.core.train import trainable
 from saltflat.data import Cutout, Flip, PadCrop, TensorUnits, augment
@@ -210,5 +211,5 @@ class TestInThePrivateStep:
         phase = Phase(method=DPSGD(), steps=4, noise_multiplier=1.0, clip_norm=0.1, optimizer=SGD(lr=0.1))
         contribution = per_example(model, LOSS, views=3, augment=augment(PadCrop(2), Flip(), views=3))
         plan = Plan(phases=(phase,), rate=0.05, size=40)  # some draws are empty
-        weights = train(plan, contribution, units, Surroundings(physical=7))
+        weights = train(plan, contribution, units, **beside(physical=7))
         assert all(bool(torch.isfinite(leaf).all()) for leaf in weights.values())

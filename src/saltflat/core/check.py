@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices
 from saltflat.errors import ModelError, PrivacyError
 from saltflat.tree import Tree
-
-if TYPE_CHECKING:
-    from saltflat.core.contribution import PerExample
 
 Take = Callable[[Indices], Batch]
 
@@ -75,7 +73,21 @@ def _group_norm(batch_norm: _BatchNorm, groups: int) -> nn.GroupNorm:
     return norm
 
 
-def check_step(contribution: PerExample, params: Tree, take: Take, count: int) -> None:
+class Differentiable(Protocol):
+    """A contribution whose vectors are gradients of a loss that can be taken unit by unit."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def augment(self) -> Callable[[Batch], Batch] | None: ...
+
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
+
+    def losses_of_units(self, point: Tree, batch: Batch) -> Tensor: ...
+
+
+def check_step(contribution: Differentiable, params: Tree, take: Take, count: int) -> None:
     """Try the model on a few units before the first step, and refuse it if anything is off.
 
     For two and for three units, under one random state: each unit's kept gradient equals the one that plain
@@ -101,7 +113,7 @@ def check_step(contribution: PerExample, params: Tree, take: Take, count: int) -
             )
 
 
-def _sound_units(contribution: PerExample, params: Tree, take: Take, count: int) -> list[int]:
+def _sound_units(contribution: Differentiable, params: Tree, take: Take, count: int) -> list[int]:
     """The first units on which the loss runs; if it runs on none, the error is the model's."""
     sound, error = [], None
     for unit in range(count):
@@ -118,7 +130,7 @@ def _sound_units(contribution: PerExample, params: Tree, take: Take, count: int)
     return sound
 
 
-def _check_connected(contribution: PerExample, params: Tree, batch: Batch) -> None:
+def _check_connected(contribution: Differentiable, params: Tree, batch: Batch) -> None:
     """Refuse a parameter that no loss depends on: noise alone would move it, and it would never learn.
 
     Read from the graph, not from values: an adapter whose gradient is merely zero now does take part.
@@ -183,7 +195,7 @@ def check_moved(before: Tree, after: Tree) -> bool:
     return True
 
 
-def _check_gradients(contribution: PerExample, params: Tree, batch: Batch, units: int) -> None:
+def _check_gradients(contribution: Differentiable, params: Tree, batch: Batch, units: int) -> None:
     with _one_random_state(contribution):
         chunk = contribution([params], [1.0], batch)
     leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
@@ -205,7 +217,7 @@ def _compare(name: str, mine: Tensor, plain: Tensor) -> None:
         )
 
 
-def _check_isolation(contribution: PerExample, params: Tree, batch: Batch, other: Batch) -> None:
+def _check_isolation(contribution: Differentiable, params: Tree, batch: Batch, other: Batch) -> None:
     """``other`` differs from ``batch`` in its first unit only."""
     with _one_random_state(contribution):
         norms = contribution([params], [1.0], batch).norms()
@@ -219,7 +231,7 @@ def _check_isolation(contribution: PerExample, params: Tree, batch: Batch, other
 
 
 @contextmanager
-def _one_random_state(contribution: PerExample) -> Iterator[None]:
+def _one_random_state(contribution: Differentiable) -> Iterator[None]:
     """Dropout, augmentations and the like draw the same numbers each time, and later ones as if never asked."""
     own = getattr(contribution.augment, "generator", None)  # an augmentation may bring one
     before = own.get_state() if own is not None else None

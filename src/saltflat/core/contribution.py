@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.clipping import Chunk
+from saltflat.core.check import Take, check_model, check_step
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import Batch, Indices, Units, physical, pick, rows_in
 from saltflat.errors import ModelError, SettingError
@@ -27,10 +28,22 @@ Loss = Callable[[Predict, Batch], Tensor]
 
 
 class Contribution(Protocol):
-    """Turns a physical batch into its units' gradients at the asked points."""
+    """What one unit adds to a step, whoever the unit is: an example, a user with many rows, a client that trains.
+
+    A call turns a physical batch into its units' vectors at the asked points, ``losses`` into each unit's loss at each
+    point; ``model`` holds the weights, ``unit`` names whose privacy it is. ``check`` refuses, before the first step,
+    what would let one unit's data reach another's vector; it releases nothing.
+
+    *Guarantee*: a unit's vector depends on that unit alone. Everything that is promised rests on this.
+    """
+
+    @property
+    def model(self) -> nn.Module: ...
 
     @property
     def unit(self) -> str: ...
+
+    def check(self, params: Tree, take: Take, count: int) -> None: ...
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
 
@@ -75,6 +88,11 @@ class PerExample:
             raise  # the model's fault, whatever the data
         except Exception:
             return self._without_offenders(points, weights, batch)
+
+    def check(self, params: Tree, take: Take, count: int) -> None:
+        """See `check_model` and `check_step`."""
+        check_model(self.model)
+        check_step(self, params, take, count)
 
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every row at a point."""
@@ -222,17 +240,25 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
 
 
 @dataclass(frozen=True)
-class chunks_of:
-    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
+class Private:
+    """What a unit contributes, the units, and how many they are: read once, before training."""
 
     contribution: Contribution
     units: Units
+    count: int
+
+
+@dataclass(frozen=True)
+class chunks_of:
+    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
+
+    private: Private
     drawn: Indices
     most: int
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
         for part in physical(self.drawn, self.most):
-            yield self.contribution(points, weights, self.units.take(part))
+            yield self.private.contribution(points, weights, self.private.units.take(part))
 
     def apart(
         self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None
@@ -246,4 +272,4 @@ class chunks_of:
     def losses(self, points: Sequence[Tree]) -> Iterator[Tensor]:
         """Every unit's loss at each point; (points, units)."""
         for part in physical(self.drawn, self.most):
-            yield self.contribution.losses(points, self.units.take(part))
+            yield self.private.contribution.losses(points, self.private.units.take(part))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from saltflat.door import Door
 from saltflat.errors import SettingError
 from saltflat.tree import Tree, add, climb, zeros_like
 
@@ -43,7 +43,7 @@ class SAT:
     def init(self, params: Tree) -> Tree:
         return zeros_like(params)
 
-    def step(self, ask: Any, params: Tree, last: Tree) -> tuple[Tree, Tree]:
+    def step(self, ask: Door, params: Tree, last: Tree) -> tuple[Tree, Tree]:
         if self.drift == 1:
             gradient = ask(climb(params, last, self.radius))
         else:

@@ -15,7 +15,8 @@ from torch import nn
 
 from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints
-from saltflat.core.train import Progress, Surroundings, train
+from saltflat.core.step import Safeguards
+from saltflat.core.train import Progress, Running, train
 from saltflat.data import Examples, Split
 from saltflat.errors import DataError, SettingError
 from saltflat.privacy.accounting import bounds
@@ -135,13 +136,12 @@ def execute(
                 folder.note(reading)
                 told(reading)
 
-        around = Surroundings(
+        running = Running(
             physical=recipe.physical,
-            meter=run,
             checkpoints=Checkpoints(folder.path / "checkpoints", every=max(1, recipe.spare // 2)),
             watch=after,
         )
-        train(plan, loss_of(recipe, model), units, around)
+        train(plan, loss_of(recipe, model), units, safeguards=Safeguards(meter=run), running=running)
         event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
     statement = state(event, Declared(delta=recipe.delta, size=plan.size))
     folder.finish(model, statement)

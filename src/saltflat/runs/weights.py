@@ -10,13 +10,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from saltflat.core.state import unpack
-from saltflat.tree import Tree
 from saltflat.errors import DataError
 from saltflat.landscape.subset import fingerprint
 from saltflat.privacy.record import checkpoint
 from saltflat.recipes import Recipe, read
 from saltflat.recipes.build import network_of
 from saltflat.runs.execute import Folder
+from saltflat.tree import Tree
 
 
 @dataclass(frozen=True)
