@@ -21,7 +21,7 @@ from rich.console import Console
 from toy_door import walk
 
 import saltflat as sf
-from saltflat.core.plan import Method
+from saltflat.door import AnyMethod
 from saltflat.privacy.noise import SeededNoise
 
 OUTLIERS, BULK = 10, 190
@@ -48,7 +48,9 @@ class Settings:
         """s = sigma C / size."""
         return self.noise_multiplier * self.clip_norm / self.size
 
-    def plan(self, method: Method, *, steps: int, lr: float | None = None, momentum: float = 0.0) -> sf.Plan:
+    def plan(
+        self, method: AnyMethod, *, steps: int, lr: float | None = None, momentum: float = 0.0
+    ) -> sf.Plan:
         phase = sf.Phase(
             method=method,
             steps=steps,
@@ -233,7 +235,7 @@ class Secant:
         entered = self.radius / np.linalg.norm(answers[:-1], axis=1) - self.lr
         correction = entered * points.shape[1] * settings.noise_std**2 / (moved**2).sum(1)
         truth = gradient.problem.curvature(moved)
-        return float(np.mean(stands[-1].state["readings"])), float(truth.mean()), float(correction.mean())
+        return float(np.mean(stands[-1].state.readings)), float(truth.mean()), float(correction.mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +278,7 @@ class Antithetic:
                 unit = along / np.linalg.norm(along)
                 turned = gradient.problem.gradient(unit)
                 drift = first_sign * float(turned @ moved) / (2 * self.radius)
-                yield stand.state["readings"][-1], float(turned @ unit), float(turned @ turned), drift
+                yield stand.state.readings[-1], float(turned @ unit), float(turned @ turned), drift
                 opened = None
             before = stand.params
 
