@@ -19,5 +19,5 @@ settings.load_profile("house")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Some virtual machines announce AMX and kill the process that uses it; bfloat16 is tested without it, before its first use.
+# Some virtual machines announce AMX and kill whoever uses it: bfloat16 is tested without. Read at its first use.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
