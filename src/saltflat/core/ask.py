@@ -247,7 +247,9 @@ class Ask:
             leaf.div_(self._release.expected_units)
         self._count(answer, share)
         std = self._multiplier(share) * bounded.sensitivity / self._release.expected_units
-        released = Released(answer if frame is None else frame.leave(answer), noise_std=std)
+        answer = answer if frame is None else frame.leave(answer)
+        own = {name: leaf.to(like[name].dtype) for name, leaf in answer.items()}  # narrowed after the noise
+        released = Released(own, noise_std=std)
         self._budget.heard.append(Heard(like, released))
         return released
 

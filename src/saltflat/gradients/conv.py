@@ -108,8 +108,9 @@ class Patches:
         return pair_sum(moved.reshape(self.grad.shape), self.grad)
 
     def weighted(self, weights: Tensor) -> Tree:
-        grad = self.grad * weights.to(self.grad.dtype).view(-1, 1, 1, 1, 1)
-        return {self.name: self.geometry.weight_gradient(self.x.flatten(0, 1), grad.flatten(0, 1))}
+        x, grad = precise(self.x), precise(self.grad)
+        grad = grad * weights.to(grad.dtype).view(-1, 1, 1, 1, 1)
+        return {self.name: self.geometry.weight_gradient(x.flatten(0, 1), grad.flatten(0, 1))}
 
     def dense(self) -> Tree:
         images = self.x.shape[1]
