@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from saltflat import cli
 from saltflat.cli import ledger as command
 from saltflat.errors import LedgerError, SettingError
-from saltflat.privacy.record.ledger import Budget, Ledger, read
+from saltflat.privacy.record.history import Budget, read
+from saltflat.privacy.record.ledger import Ledger
 
 app = typer.Typer()
 command.register(app)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from saltflat.privacy.record.ledger import Cost, History, Spending
+    from saltflat.privacy.record.history import Cost, History, Spending
 
 Place = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger file.")]
 Delta = Annotated[
@@ -41,7 +41,7 @@ def show(ledger: Place, delta: Delta = None, as_json: AsJson = False) -> None:
 
         saltflat budget show digits.ledger --delta 1e-5
     """
-    from saltflat.privacy.record.ledger import read
+    from saltflat.privacy.record.history import read
 
     history = read(ledger)
     facts = _facts(history, _delta(history, delta))
@@ -58,7 +58,7 @@ def check(ledger: Place, head: Head = None) -> None:
 
         saltflat budget check digits.ledger
     """
-    from saltflat.privacy.record.ledger import read
+    from saltflat.privacy.record.history import read
 
     history = read(ledger)
     if head is not None:
@@ -112,7 +112,7 @@ def _by_name(history: History) -> dict[str, list[Spending]]:
 
 
 def _run_facts(name: str, parts: list[Spending], delta: float, adjacency: str) -> dict[str, Any]:
-    from saltflat.privacy.record.ledger import epsilon_of
+    from saltflat.privacy.record.history import epsilon_of
 
     steps: dict[Cost, int] = {}
     for part in parts:

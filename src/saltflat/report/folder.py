@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from saltflat.errors import DataError, LedgerError, SaltflatError
-from saltflat.privacy.record.ledger import History, read
+from saltflat.privacy.record.history import History, read
 from saltflat.recipes.recipe import Recipe
 from saltflat.report.found import Found, found, number, read_object, text
 from saltflat.report.shapes import Shapes, read_shapes
@@ -247,7 +247,7 @@ def _mine(history: History, folder: Path) -> list[int]:
 
 
 def _on_record(history: History, delta: float, numbers: list[int] | None) -> float:
-    from saltflat.privacy.record.ledger import epsilon_of
+    from saltflat.privacy.record.history import epsilon_of
 
     if numbers is None:
         return history.epsilon(delta)

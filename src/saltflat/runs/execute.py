@@ -20,7 +20,8 @@ from saltflat.data import Examples, Split
 from saltflat.errors import DataError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import compose, phase_event
-from saltflat.privacy.record.ledger import Budget, Ledger, Run
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe, read
 from saltflat.recipes.build import loss_of, network_of
