@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from saltflat.privacy.record.history import Cost, History, Spending
+    from saltflat.privacy.record.history import History
 
 Place = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger file.")]
 Delta = Annotated[
@@ -98,34 +98,27 @@ def _facts(history: History, delta: float) -> dict[str, Any]:
         "epsilon": _finite(history.epsilon(delta)),
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order},
         "share": history.share(),
-        "runs": [_run_facts(name, parts, delta, adjacency) for name, parts in _by_name(history).items()],
+        "runs": [_run_facts(history, name, delta) for name in _names(history)],
         "head": history.head,
     }
 
 
-def _by_name(history: History) -> dict[str, list[Spending]]:
+def _names(history: History) -> list[str]:
     """Runs that were started again under their name are one row."""
-    found: dict[str, list[Spending]] = {}
-    for run in history.runs():
-        found.setdefault(run.name, []).append(run)
-    return found
+    return list(dict.fromkeys(run.body["name"] for run in history.began()))
 
 
-def _run_facts(name: str, parts: list[Spending], delta: float, adjacency: str) -> dict[str, Any]:
-    from saltflat.privacy.record.history import epsilon_of
-
-    steps: dict[Cost, int] = {}
-    for part in parts:
-        for cost, count in part.steps.items():
-            steps[cost] = steps.get(cost, 0) + count
-    stamp = max(part.stamp for part in parts)
+def _run_facts(history: History, name: str, delta: float) -> dict[str, Any]:
+    runs = history.named(name)
+    starts = [run.body for run in history.began(runs)]
+    steps = history.steps(runs).items()
     return {
         "name": name,
-        "started": parts[0].started,
-        "starts": len(parts),
-        "stamp": stamp,
-        "steps": [{"rate": rate, "noise": noise, "steps": count} for (rate, noise), count in steps.items()],
-        "epsilon_alone": _finite(math.inf if stamp else epsilon_of(steps, delta, adjacency)),
+        "started": starts[0]["time"],
+        "starts": len(starts),
+        "stamp": max(start["stamp"] for start in starts),
+        "steps": [{"rate": rate, "noise": noise, "steps": count} for (rate, noise), count in steps],
+        "epsilon_alone": _finite(history.epsilon(delta, runs)),
     }
 
 

@@ -384,7 +384,7 @@ def _ledger_rows(book: Book, run: int) -> list[list[str]]:
         str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""),
         str(body["time"]).replace("T", " "),
     ]
-    costs = book.history.steps(run=run)
+    costs = book.history.steps([run])
     if not costs:
         return [[*first, "0", words.NOTHING, words.NOTHING, str(len(charges))]]
     return [

@@ -18,8 +18,6 @@ from saltflat.core.resume import Checkpoints
 from saltflat.core.train import Progress, Surroundings, train
 from saltflat.data import Examples, Split
 from saltflat.errors import DataError, SettingError
-from saltflat.privacy.accounting import bounds
-from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
@@ -173,7 +171,7 @@ class _Readings:
             step=progress.step,
             epoch=progress.step * self.plan.rate,
             phase=progress.phase,
-            epsilon=spent(self.run, self.recipe.delta),
+            epsilon=self.run.epsilon(self.recipe.delta),
             accuracy=accuracy(_with(progress.ending, self.probe), self.test, self.recipe.physical),
             seconds=seconds,
             examples_per_second=self.plan.expected_units * taken / seconds if taken else 0.0,
@@ -191,12 +189,6 @@ def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tu
         book.run(str(folder.path), unit="example", block=max(1, recipe.spare // 4)) as run,
     ):
         yield book, run
-
-
-def spent(run: Run, delta: float) -> float:
-    """Epsilon of all that is on record for a run."""
-    events = [phase_event(*cost, steps) for cost, steps in run.charged().items()]
-    return bounds.epsilon(compose(*events), delta) if events else 0.0
 
 
 def accuracy(model: nn.Module, examples: Examples, size: int) -> float:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from saltflat.errors import LedgerError
+from saltflat.errors import LedgerError, SettingError
 from saltflat.privacy.record.format import ADJACENCIES, Entry, check_budget, read_entries, read_head
 
 if TYPE_CHECKING:
@@ -77,8 +76,8 @@ class History:
     @property
     def unit(self) -> tuple[str, str] | None:
         """(unit, adjacency) of the runs; None before the first."""
-        found = next((entry.body for entry in self.entries if entry.kind == "run"), None)
-        return (found["unit"], found["adjacency"]) if found else None
+        found = next(iter(self.began()), None)
+        return (found.body["unit"], found.body["adjacency"]) if found else None
 
     @property
     def adjacency(self) -> str:
@@ -88,40 +87,49 @@ class History:
     @property
     def stamp(self) -> str:
         """What every report on this ledger must say: empty, or that the noise of a run can be repeated."""
-        return max((entry.body["stamp"] for entry in self.entries if entry.kind == "run"), default="")
+        return max((entry.body["stamp"] for entry in self.began()), default="")
+
+    def began(self, runs: Collection[int] | None = None) -> list[Entry]:
+        """The lines at which all runs began, or those with these numbers; SettingError if one begins no run."""
+        found = {entry.number: entry for entry in self.entries if entry.kind == "run"}
+        for number in runs or ():
+            if number not in found:
+                raise SettingError(
+                    f"line {number} of the ledger of {self.dataset!r} begins no run: runs began at {[*found]}"
+                )
+        return [entry for number, entry in found.items() if runs is None or number in runs]
+
+    def named(self, name: str) -> list[int]:
+        """The line numbers of the runs of this name: a run that went on after a crash is several of them."""
+        return [entry.number for entry in self.began() if entry.body["name"] == name]
 
     def runs(self) -> list[Spending]:
         """What each run has been charged, in the order in which they began."""
-        began = [entry for entry in self.entries if entry.kind == "run"]
         return [
-            Spending(e.body["name"], e.body["time"], e.body["stamp"], self.steps(run=e.number)) for e in began
+            Spending(e.body["name"], e.body["time"], e.body["stamp"], self.steps([e.number]))
+            for e in self.began()
         ]
 
-    def steps(self, run: int | None = None) -> dict[Cost, int]:
-        """Steps charged, by (rate, noise_multiplier): of all runs, or of the one with this line number."""
+    def steps(self, runs: Collection[int] | None = None) -> dict[Cost, int]:
+        """Steps charged, by (rate, noise_multiplier): to all runs, or to those that began at these lines."""
+        mine = None if runs is None else {entry.number for entry in self.began(runs)}
         settled = {e.body["charge"]: e.body["steps"] for e in self.entries if e.kind == "settle"}
         total: dict[Cost, int] = {}
         for entry in self.entries:
-            if entry.kind == "charge" and run in (None, entry.body["run"]):
+            if entry.kind == "charge" and (mine is None or entry.body["run"] in mine):
                 cost = (entry.body["rate"], entry.body["noise_multiplier"])
                 total[cost] = total.get(cost, 0) + settled.get(entry.number, entry.body["steps"])
         return {cost: steps for cost, steps in total.items() if steps}
 
-    def named(self, name: str) -> dict[Cost, int]:
-        """Steps charged to all runs of this name: a run that went on after a crash is several of them."""
-        total: Counter[Cost] = Counter()
-        for entry in self.entries:
-            if entry.kind == "run" and entry.body["name"] == name:
-                total.update(self.steps(run=entry.number))
-        return dict(total)
+    def epsilon(self, delta: float, runs: Collection[int] | None = None) -> float:
+        """An upper bound on what all runs, or those that began at these lines, have spent together at ``delta``.
 
-    def epsilon(self, delta: float, run: int | None = None) -> float:
-        """An upper bound on what all runs together have spent, at ``delta``.
-
-        *Guarantee*: at least the cost of every step that began, whatever crashed. Infinite if a run was
-        seeded. As for every composition, runs are taken as planned before their results were seen.
+        *Guarantee*: at least the cost of every step of theirs that began, whatever crashed. Infinite if one of
+        them was seeded. As for every composition, runs are taken as planned before their results were seen.
         """
-        return math.inf if self.stamp else epsilon_of(self.steps(run), delta, self.adjacency)
+        if any(entry.body["stamp"] for entry in self.began(runs)):
+            return math.inf
+        return epsilon_of(self.steps(runs), delta, self.adjacency)
 
     def expect(self, head: str) -> None:
         """Raise LedgerError if the line that ``head`` names is not here: the ledger was rolled back."""

@@ -243,7 +243,7 @@ class Run:
     @property
     def stamp(self) -> str:
         """Empty, or that this run's noise can be repeated."""
-        return str(self._ledger.history.entries[self._number].body["stamp"])
+        return str(self._body["stamp"])
 
     @property
     def head(self) -> str:
@@ -277,7 +277,13 @@ class Run:
         """Steps on record under this run's name, what it reserved and has not begun given back first."""
         self.close()
         history = self._ledger.history
-        return history.named(history.entries[self._number].body["name"])
+        return history.steps(history.named(self._body["name"]))
+
+    def epsilon(self, delta: float) -> float:
+        """See :meth:`History.epsilon`, of what is on record under this run's name: of :meth:`charged`."""
+        self.close()
+        history = self._ledger.history
+        return history.epsilon(delta, history.named(self._body["name"]))
 
     def close(self) -> None:
         """Give back the reserved steps that never began; sound, as this process knows which ones did."""
@@ -295,6 +301,10 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _body(self) -> Mapping[str, Any]:
+        return self._ledger.history.entries[self._number].body
 
     def _next_block(self, cost: Cost) -> None:
         self.close()
