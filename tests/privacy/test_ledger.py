@@ -131,7 +131,7 @@ def test_the_gate_stops_at_the_last_step_that_fits(tmp_path: Path) -> None:
     assert history.steps() == {COST: begun}
     assert history.epsilon(TARGET.delta) <= TARGET.epsilon
     assert epsilon_of({COST: begun + 1}, TARGET.delta, "add-or-remove") > TARGET.epsilon
-    assert history.share() == pytest.approx(1, abs=0.01)
+    assert history.gone() == pytest.approx(1, abs=0.01)
 
 
 def test_the_gate_counts_what_other_runs_spent(tmp_path: Path) -> None:
@@ -158,8 +158,8 @@ def test_the_gate_asks_the_accountant_a_few_times_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
-    share_of = module.share_of
-    monkeypatch.setattr(module, "share_of", lambda *args: calls.append(args) or share_of(*args))
+    gone_of = module.gone_of
+    monkeypatch.setattr(module, "gone_of", lambda *args: calls.append(args) or gone_of(*args))
     with open_ledger(tmp_path / "a.ledger", TARGET) as ledger, ledger.run("long", block=16) as run:
         assert steps_until_refused(lambda: run.step(1.0, 30.0)) > 300
     assert len(calls) < 30
@@ -193,7 +193,7 @@ def test_a_filter_budget_is_sound_for_costs_chosen_as_you_go(tmp_path: Path) -> 
         steps_until_refused(
             lambda: run.charge(rng.choice([0.01, 0.1]), rng.choice([1.0, 2.0, 4.0]), steps=rng.randint(1, 50))
         )
-        assert 0.5 < (ledger.history.share() or 0) <= 1
+        assert 0.5 < (ledger.history.gone() or 0) <= 1
         assert ledger.epsilon(1e-5) < 3.0
     assert read(ledger.path).budget == budget
 

@@ -97,7 +97,7 @@ def _facts(history: History, delta: float) -> dict[str, Any]:
         "delta": delta,
         "epsilon": _finite(history.epsilon(delta)),
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order},
-        "share": history.share(),
+        "gone": history.gone(),
         "runs": [_run_facts(history, name, delta) for name in _names(history)],
         "head": history.head,
     }
@@ -138,7 +138,7 @@ def _print(facts: dict[str, Any]) -> None:
         f"all runs together: epsilon [bold]{_epsilon(facts['epsilon'])}[/bold] at delta {facts['delta']:g}"
     )
     if facts["budget"]:
-        _print_budget(console, facts["budget"], facts["share"])
+        _print_budget(console, facts["budget"], facts["gone"])
     unit = f"unit: one {escape(facts['unit'])}; " if facts["unit"] else ""
     console.print(
         f"[dim]{unit}adjacency: {facts['adjacency']}; what crashes may have wasted is counted[/dim]"
@@ -163,12 +163,12 @@ def _table(facts: dict[str, Any]) -> Table:
     return table
 
 
-def _print_budget(console: Console, budget: dict[str, Any], share: float) -> None:
-    full = math.ceil(40 * min(share, 1.0))
+def _print_budget(console: Console, budget: dict[str, Any], gone: float) -> None:
+    full = math.ceil(40 * min(gone, 1.0))
     filtered = "" if budget["order"] is None else f", a filter at Renyi order {budget['order']:g}"
     console.print(f"{'█' * full}{'░' * (40 - full)}")
     console.print(
-        f"{math.ceil(1000 * min(share, 1.0)) / 10:g} % of the budget is spent: epsilon {budget['epsilon']:g} "
+        f"{math.ceil(1000 * min(gone, 1.0)) / 10:g} % of the budget is spent: epsilon {budget['epsilon']:g} "
         f"at delta {budget['delta']:g}{filtered}"
     )
 

@@ -38,7 +38,7 @@ class Book:
     history: History
     delta: float
     epsilon: float | None
-    share: float | None  # of the budget
+    gone: float | None  # how much of the budget, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
     try:
-        return Found(Book(history, delta, history.epsilon(delta, numbers), history.share()))
+        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone()))
     except SaltflatError as error:
         return Found(Book(history, delta, None, None), f"{path.name}: {' '.join(str(error).split())}")
 

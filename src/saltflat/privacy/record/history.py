@@ -140,9 +140,9 @@ class History:
                 "seen before: an older copy was restored, or another ledger given; bring back the newest copy"
             )
 
-    def share(self) -> float | None:
-        """The share of the budget that is gone, from 0 to 1; None without a budget."""
-        return None if self.budget is None else share_of(self.budget, self.steps(), self.adjacency)
+    def gone(self) -> float | None:
+        """How much of the budget is gone, from 0 to 1; None without a budget."""
+        return None if self.budget is None else gone_of(self.budget, self.steps(), self.adjacency)
 
 
 def read(path: str | os.PathLike[str]) -> History:
@@ -168,8 +168,8 @@ def epsilon_of(steps: Mapping[Cost, int], delta: float, adjacency: str) -> float
     return epsilon(event, delta, adjacency=kind)
 
 
-def share_of(budget: Budget, steps: Mapping[Cost, int], adjacency: str) -> float:
-    """The share of ``budget`` that ``steps`` take; above 1 they do not fit, by how much does not matter."""
+def gone_of(budget: Budget, steps: Mapping[Cost, int], adjacency: str) -> float:
+    """How much of ``budget`` is gone with ``steps``; above 1 they do not fit, by how much does not matter."""
     if budget.order is None:
         spent = epsilon_of(steps, budget.delta, adjacency)
         return min(spent / budget.epsilon, 1.0) if spent <= budget.epsilon else math.inf

@@ -33,7 +33,7 @@ from saltflat.privacy.record.format import (
     read_entries,
     read_head,
 )
-from saltflat.privacy.record.history import Budget, Cost, History, read, share_of
+from saltflat.privacy.record.history import Budget, Cost, History, gone_of, read
 
 
 class Ledger:
@@ -122,7 +122,7 @@ class Ledger:
             raise BudgetError(
                 f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
             )
-        share_of(budget, {}, self.history.adjacency)  # raises if nothing could ever be spent
+        gone_of(budget, {}, self.history.adjacency)  # raises if nothing could ever be spent
         numbers = {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order}
         self._append("budget", {**numbers, "time": _now()})
         self._gate = None
@@ -355,7 +355,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _fits(budget: Budget, others: Mapping[Cost, int], cost: Cost, adjacency: str, steps: int) -> bool:
-    return share_of(budget, {**others, cost: steps}, adjacency) <= 1
+    return gone_of(budget, {**others, cost: steps}, adjacency) <= 1
 
 
 @contextmanager
