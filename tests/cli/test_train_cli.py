@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from saltflat.privacy.record import ledger
+from saltflat.privacy.record.history import read
 from saltflat.recipes import Recipe
 
 SHORT = ["--epochs", "4", "--batch-size", "400", "--threads", "1"]  # 14 steps
@@ -43,7 +43,7 @@ def test_a_run_keeps_everything(tmp_path: Path) -> None:
     assert json.loads((out / "statement.json").read_text())["epsilon"] <= 3.0
     weights = load_file(out / "model.safetensors")
     assert all(bool(torch.isfinite(leaf).all()) for leaf in weights.values())
-    assert sum(ledger.read(out / "ledger.jsonl").steps().values()) == STEPS
+    assert sum(read(out / "ledger.jsonl").steps().values()) == STEPS
     again = saltflat("train", "--out", str(out), *SHORT)
     assert again.returncode == 2
     assert "--resume" in again.stderr
@@ -91,7 +91,7 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
     done = saltflat("train", "--resume", "--out", str(out), "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert metrics(out)[-1]["step"] == 43
-    spent = ledger.read(out / "ledger.jsonl")
+    spent = read(out / "ledger.jsonl")
     assert sum(spent.steps().values()) >= 43
     assert spent.epsilon(1e-5) <= 3.0
     stated = json.loads((out / "statement.json").read_text())["epsilon"]
@@ -99,7 +99,7 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
     assert metrics(out)[-1]["epsilon"] >= 0.9999 * spent.epsilon(1e-5)
     once_more = saltflat("train", "--resume", "--out", str(out), "--threads", "1")
     assert once_more.returncode == 0
-    assert ledger.read(out / "ledger.jsonl").epsilon(1e-5) == spent.epsilon(1e-5)
+    assert read(out / "ledger.jsonl").epsilon(1e-5) == spent.epsilon(1e-5)
 
 
 def test_another_recipe_does_not_go_on(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError
 from saltflat.methods import DPSGD, SAT
 from saltflat.optimizers import SGD
-from saltflat.privacy.record.ledger import Budget, Ledger, epsilon_of, read
+from saltflat.privacy.record.history import Budget, epsilon_of, read
+from saltflat.privacy.record.ledger import Ledger
 
 DELTA, RATE, BLOCK, EVERY = 1e-5, 0.5, 4, 3
 STEPS = {b"a": 12, b"b": 12}  # by phase

@@ -28,7 +28,8 @@ from saltflat.methods import DPLIS, SAM, SAT
 from saltflat.optimizers import EMA, SGD, Adam, AdamBC, Torch
 from saltflat.privacy.noise import SecureNoise, SeededNoise
 from saltflat.privacy.record.checkpoint import load
-from saltflat.privacy.record.ledger import Budget, Ledger, read
+from saltflat.privacy.record.history import Budget, read
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.schedules import Linear
 
 

@@ -17,7 +17,8 @@ from saltflat.data import DatasetUnits, TensorUnits
 from saltflat.errors import AccountingError, BudgetError, SettingError
 from saltflat.methods import DPSGD, SAM, SAT, Secant
 from saltflat.optimizers import EMA, SGD, Adam, Torch
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 
 INFINITE = float("inf")
 

@@ -23,7 +23,8 @@ from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import compose
 from saltflat.privacy.accounting.events import phase_event as accounting_event
 from saltflat.privacy.noise import SeededNoise
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 
 FEW = plan(phase(steps=3, method=sf.methods.SAT(0.1), optimizer=sf.optimizers.SGD(lr=0.5)))
 

@@ -20,7 +20,8 @@ from saltflat.front import PrivateLoop
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.noise import SeededNoise
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 
 
 def loop(model: nn.Module, the_plan: sf.Plan | None = None, lr: float = 0.5, **settings) -> PrivateLoop:

@@ -54,7 +54,7 @@ def demo(
     from rich.console import Console
 
     from saltflat.data import digits
-    from saltflat.privacy.record.ledger import read
+    from saltflat.privacy.record.history import read
     from saltflat.recipes.build import plan_of
 
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other

@@ -31,7 +31,7 @@ from saltflat.core.train import Progress, Running, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.front.given import METHOD, Settings, given, stated
-from saltflat.privacy.record.ledger import epsilon_of
+from saltflat.privacy.record.history import epsilon_of
 from saltflat.privacy.record.statement import Statement
 from saltflat.tree import Tree
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from saltflat.errors import DataError, LedgerError, SaltflatError
-from saltflat.privacy.record.ledger import History, read
+from saltflat.privacy.record.history import History, read
 from saltflat.recipes.recipe import Recipe
 from saltflat.report.found import Found, found, number, read_object, text
 from saltflat.report.shapes import Shapes, read_shapes
@@ -38,7 +38,7 @@ class Book:
     history: History
     delta: float
     epsilon: float | None
-    share: float | None  # of the budget
+    gone: float | None  # how much of the budget, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
     try:
-        return Found(Book(history, delta, _on_record(history, delta, numbers), history.share()))
+        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone()))
     except SaltflatError as error:
         return Found(Book(history, delta, None, None), f"{path.name}: {' '.join(str(error).split())}")
 
@@ -238,26 +238,11 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
 def _mine(history: History, folder: Path) -> list[int]:
     """The line numbers of the runs in a shared ledger that name this folder."""
     names = {str(folder), str(folder.resolve())}
-    began = [entry for entry in history.entries if entry.kind == "run"]
     return [
         entry.number
-        for entry in began
+        for entry in history.began()
         if {entry.body["name"], str(Path(entry.body["name"]).resolve())} & names
     ]
-
-
-def _on_record(history: History, delta: float, numbers: list[int] | None) -> float:
-    from saltflat.privacy.record.ledger import epsilon_of
-
-    if numbers is None:
-        return history.epsilon(delta)
-    if any(history.entries[each].body["stamp"] for each in numbers):
-        return math.inf
-    steps: dict[tuple[float, float], int] = {}
-    for each in numbers:
-        for cost, count in history.steps(run=each).items():
-            steps[cost] = steps.get(cost, 0) + count
-    return epsilon_of(steps, delta, history.adjacency)
 
 
 def larger(statement: Mapping[str, Any], ledger: Found[Book]) -> Spent:

@@ -364,11 +364,11 @@ def _ledger(name: str, book: Book) -> list[Html | None]:
             f"delta {tick(book.delta)}; data: {history.dataset}; adjacency: {history.adjacency.replace('-', ' ')}.",
         )
     ]
-    if history.budget is not None and book.share is not None:
-        share = min(book.share, 1.0)
+    if history.budget is not None and book.gone is not None:
+        gone = min(book.gone, 1.0)
         budget = f"epsilon {history.budget.epsilon:g} at delta {tick(history.budget.delta)}"
-        said = f"{100 * share:.1f} % of the budget, {budget}"
-        parts.append(tag("p", tag("meter", min=0, max=1, value=f"{share:.4f}", aria_label=said), " ", said))
+        said = f"{100 * gone:.1f} % of the budget, {budget}"
+        parts.append(tag("p", tag("meter", min=0, max=1, value=f"{gone:.4f}", aria_label=said), " ", said))
     head = ("run", "began", "steps", "rate", "noise multiplier", "charges")
     parts.append(table(head, rows, caption=f"History of the ledger of {name}"))
     parts.append(tag("p", "Head: ", tag("code", history.head)))
@@ -384,7 +384,7 @@ def _ledger_rows(book: Book, run: int) -> list[list[str]]:
         str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""),
         str(body["time"]).replace("T", " "),
     ]
-    costs = book.history.steps(run=run)
+    costs = book.history.steps([run])
     if not costs:
         return [[*first, "0", words.NOTHING, words.NOTHING, str(len(charges))]]
     return [

@@ -19,9 +19,8 @@ from saltflat.core.step import Safeguards
 from saltflat.core.train import Progress, Running, train
 from saltflat.data import Examples, Split
 from saltflat.errors import DataError, SettingError
-from saltflat.privacy.accounting import bounds
-from saltflat.privacy.accounting.events import compose, phase_event
-from saltflat.privacy.record.ledger import Budget, Ledger, Run
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe, read
 from saltflat.recipes.build import loss_of, network_of
@@ -172,7 +171,7 @@ class _Readings:
             step=progress.step,
             epoch=progress.step * self.plan.rate,
             phase=progress.phase,
-            epsilon=spent(self.run, self.recipe.delta),
+            epsilon=self.run.epsilon(self.recipe.delta),
             accuracy=accuracy(_with(progress.ending, self.probe), self.test, self.recipe.physical),
             seconds=seconds,
             examples_per_second=self.plan.expected_units * taken / seconds if taken else 0.0,
@@ -190,12 +189,6 @@ def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tu
         book.run(str(folder.path), unit="example", block=max(1, recipe.spare // 4)) as run,
     ):
         yield book, run
-
-
-def spent(run: Run, delta: float) -> float:
-    """Epsilon of all that is on record for a run."""
-    events = [phase_event(*cost, steps) for cost, steps in run.charged().items()]
-    return bounds.epsilon(compose(*events), delta) if events else 0.0
 
 
 def accuracy(model: nn.Module, examples: Examples, size: int) -> float:
