@@ -108,12 +108,13 @@ def _run(
     """Train with a progress bar; begin the run, or go on with it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from saltflat.runs.execute import Folder, execute
+    from saltflat.runs.execute import begin, execute, resumed
+    from saltflat.runs.layout import Folder
 
     folder = Folder(out / name)
     if not folder.recipe.exists():
-        folder.begin(recipe)
-    elif folder.resumed() != recipe:
+        begin(folder, recipe)
+    elif resumed(folder) != recipe:
         raise SettingError(f"the demo in {out} has other settings; leave --resume out to begin another")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from saltflat.core.plan import Plan
     from saltflat.data import Split
-    from saltflat.runs.execute import Folder, Outcome, Reading
+    from saltflat.runs.execute import Outcome
+    from saltflat.runs.layout import Folder, Reading
 
 SETTINGS = dataclasses.fields(Recipe)
 
@@ -97,7 +98,8 @@ def train(
     from rich.console import Console
 
     from saltflat.recipes.build import plan_of
-    from saltflat.runs.execute import Folder, execute
+    from saltflat.runs.execute import begin, execute
+    from saltflat.runs.layout import Folder
 
     folder, console = Folder(out), Console()
     chosen = _chosen(recipe, changes, folder, resume=resume)
@@ -109,7 +111,7 @@ def train(
     writer = _tensorboard(folder) if tensorboard else None
     split = _loaded(chosen, plan, data_dir)
     if not resume:
-        folder.begin(chosen)
+        begin(folder, chosen)
     with _shown(chosen.method, plan.steps, console, writer) as shown:
         outcome = execute(
             chosen, plan, split, folder, ledger=ledger, device=device, watch=shown.step, told=shown.reading
@@ -138,7 +140,9 @@ def recipes(
 def _chosen(recipe: str | None, changes: dict[str, Any], folder: Folder, *, resume: bool) -> Recipe:
     if not resume:
         return (read(recipe) if recipe is not None else Recipe()).but(changes)
-    there = folder.resumed()
+    from saltflat.runs.execute import resumed
+
+    there = resumed(folder)
     here = (read(recipe) if recipe is not None else there).but(changes)
     for each in SETTINGS:
         old, new = getattr(there, each.name), getattr(here, each.name)
@@ -231,7 +235,7 @@ def _tensorboard(folder: Folder) -> SummaryWriter:
         raise SettingError(
             "--tensorboard needs the tensorboard package: pip install 'saltflat[tensorboard]'"
         ) from None
-    return SummaryWriter(str(folder.path / "tensorboard"))
+    return SummaryWriter(str(folder.tensorboard))
 
 
 def _report(outcome: Outcome, folder: Folder, console: Console) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from saltflat.errors import SettingError
 from saltflat.report import words
 from saltflat.report.folder import Kept
-from saltflat.report.found import number
+from saltflat.runs.layout import MODEL, number
 
 MARK = "<!-- saltflat report -->"
 DATASETS = {
@@ -150,7 +150,7 @@ def _flatness(run: Kept) -> list[str]:
 def _use(run: Kept) -> str:
     model = run.setting("model")
     if not model.isidentifier():
-        return "`model.safetensors` holds the weights by name."
+        return f"`{MODEL}` holds the weights by name."
     return "\n".join(
         [
             "```python",
@@ -158,7 +158,7 @@ def _use(run: Kept) -> str:
             f"from saltflat.models import {model}",
             "",
             f"model = {model}()",
-            'model.load_state_dict(load_file("model.safetensors"))',
+            f'model.load_state_dict(load_file("{MODEL}"))',
             "```",
         ]
     )

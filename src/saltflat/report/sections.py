@@ -13,8 +13,9 @@ from saltflat.report import spread, terrain, training, words
 from saltflat.report.chart import tick
 from saltflat.report.draw import Picture, inline
 from saltflat.report.folder import Book, Kept, in_words
-from saltflat.report.found import Found, number
+from saltflat.report.found import Found
 from saltflat.report.html import Html, items, join, table, tag
+from saltflat.runs.layout import LEDGER, METRICS, RECIPE, STATEMENT, number
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def _training(runs: Sequence[Kept]) -> Section:
 def _no_readings(runs: Sequence[Kept]) -> Html:
     missing = [run for run in runs if not run.readings.value]
     return join(
-        (_troubles(runs, lambda run: run.readings), _absent(missing, "readings (metrics.jsonl)", _TRAIN))
+        (_troubles(runs, lambda run: run.readings), _absent(missing, f"readings ({METRICS})", _TRAIN))
     )
 
 
@@ -292,7 +293,7 @@ def _clipped(runs: Sequence[Kept]) -> Html | None:
 def _configuration(runs: Sequence[Kept]) -> Section:
     read = [run for run in runs if run.recipe.value]
     parts: list[Html | None] = [_troubles(runs, lambda run: run.recipe)]
-    parts.append(_absent([run for run in runs if run.recipe.missing], "recipe.toml", _TRAIN))
+    parts.append(_absent([run for run in runs if run.recipe.missing], RECIPE, _TRAIN))
     if read:
         names = list(dict.fromkeys(name for run in read for name in run.recipe.value or {}))
         rows = [[name, *(run.setting(name) or words.NOTHING for run in read)] for name in names]
@@ -333,7 +334,7 @@ def _unstated(run: Kept) -> Html:
         )
     else:
         so_far = f"What it cost is unknown: {run.spent.source}."
-    return _note(f"No statement.json: it is written when a run ends. {so_far}")
+    return _note(f"No {STATEMENT}: it is written when a run ends. {so_far}")
 
 
 def _ledgers(runs: Sequence[Kept]) -> Section:
@@ -347,7 +348,7 @@ def _ledgers(runs: Sequence[Kept]) -> Section:
         if run.ledger.missing:
             hint = "If it was charged to a shared ledger, name that: "
             command = tag("code", f"saltflat report --ledger FILE {shlex.quote(str(run.path))}")
-            parts.append(_note(f"No ledger.jsonl in {run.path}. {hint}", command))
+            parts.append(_note(f"No {LEDGER} in {run.path}. {hint}", command))
     return Section("ledger", "Ledger", join(parts))
 
 

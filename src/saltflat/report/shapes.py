@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from saltflat.report.found import Found, found, number, read_object, text
+from saltflat.report.found import Found, found, read_object, text
+from saltflat.runs.layout import number
 
 PUBLIC = "public"
 

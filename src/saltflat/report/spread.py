@@ -22,9 +22,9 @@ from saltflat.report.chart import (
 )
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
-from saltflat.report.found import number
 from saltflat.report.look import Look
 from saltflat.report.shapes import Array, Gradients
+from saltflat.runs.layout import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -24,71 +23,34 @@ from saltflat.privacy.record.ledger import Budget, Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe, read
 from saltflat.recipes.build import loss_of, network_of
+from saltflat.runs.layout import Folder, Reading, add_reading
 
 READINGS = 20  # how often in a run the test accuracy is taken
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What is known after some steps. Everything here is released, public, or about the machine."""
-
-    step: int
-    epoch: float
-    phase: int
-    epsilon: float  # on record for this run so far: steps that ran again after a crash count again
-    accuracy: float  # of the weights that the run would end with, on the public test examples
-    seconds: float  # since the reading before
-    examples_per_second: float  # expected ones: how many were drawn stays private
+def begin(folder: Folder, recipe: Recipe) -> None:
+    """Make the folder and write the recipe down; a folder with a run in it is refused."""
+    if folder.recipe.exists():
+        raise SettingError(f"{folder.path} holds a run already; go on with --resume, or give another --out")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    _write(folder.recipe, recipe.as_toml())
 
 
-@dataclass(frozen=True)
-class Folder:
-    """Where a run is kept."""
+def resumed(folder: Folder) -> Recipe:
+    """The recipe of the run that is in the folder."""
+    if not folder.recipe.exists():
+        raise DataError(f"{folder.path} holds no run to go on with; leave --resume out to begin one")
+    return read(folder.recipe)
 
-    path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    def begin(self, recipe: Recipe) -> None:
-        """Make the folder and write the recipe down; a folder with a run in it is refused."""
-        if self.recipe.exists():
-            raise SettingError(f"{self.path} holds a run already; go on with --resume, or give another --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.recipe, recipe.as_toml())
-
-    def resumed(self) -> Recipe:
-        """The recipe of the run that is in the folder."""
-        if not self.recipe.exists():
-            raise DataError(f"{self.path} holds no run to go on with; leave --resume out to begin one")
-        return read(self.recipe)
-
-    def note(self, reading: Reading) -> None:
-        """Add a line to the metrics. A step that runs again after a crash has two; the later one counts."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(reading)) + "\n")
-
-    def finish(self, model: nn.Module, statement: Statement) -> None:
-        """Write the statement and the model."""
-        _write(self.path / "statement.txt", statement.as_text() + "\n")
-        _write(self.path / "statement.json", statement.as_json() + "\n")
-        unfinished = self.model.with_suffix(".unfinished")
-        weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
-        save_file(weights, str(unfinished), metadata={"format": "pt"})
-        unfinished.replace(self.model)
+def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
+    """Write the statement and the model."""
+    _write(folder.statement_text, statement.as_text() + "\n")
+    _write(folder.statement, statement.as_json() + "\n")
+    unfinished = folder.model.with_suffix(".unfinished")
+    weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
+    save_file(weights, str(unfinished), metadata={"format": "pt"})
+    unfinished.replace(folder.model)
 
 
 def _write(path: Path, text: str) -> None:
@@ -132,19 +94,19 @@ def execute(
             watch(progress)
             reading = readings.after(progress)
             if reading is not None:
-                folder.note(reading)
+                add_reading(folder.metrics, reading)
                 told(reading)
 
         around = Surroundings(
             physical=recipe.physical,
             meter=run,
-            checkpoints=Checkpoints(folder.path / "checkpoints", every=max(1, recipe.spare // 2)),
+            checkpoints=Checkpoints(folder.checkpoints, every=max(1, recipe.spare // 2)),
             watch=after,
         )
         train(plan, loss_of(recipe, model), units, around)
         event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
     statement = state(event, Declared(delta=recipe.delta, size=plan.size))
-    folder.finish(model, statement)
+    finish(folder, model, statement)
     return Outcome(accuracy(model, test, recipe.physical), statement, on_record)
 
 

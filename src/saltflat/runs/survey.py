@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from saltflat import landscape as land
-from saltflat.core.contribution import per_example, supervised
 from saltflat.clipping import as_clip
+from saltflat.core.contribution import per_example, supervised
 from saltflat.core.sampling import physical
-from saltflat.tree import Tree, map_tree, norm, size
 from saltflat.data import Examples, Split, official_size
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.landscape.subset import evenly, fingerprint
@@ -27,6 +26,7 @@ from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.runs.weights import Subject, path_of
+from saltflat.tree import Tree, map_tree, norm, size
 
 PARTS = {  # in the order in which they are measured
     "eigenvalues": "largest eigenvalues of the Hessian, their ratio, its norm",
