@@ -70,11 +70,11 @@ def test_two_runs_side_by_side(
     code, out, errors = landscape(capsys, "one", "two", *SMALL, "--float64")
     assert code == 0, errors
     for words in (
-        "lambda_max",
+        "largest eigenvalue of the Hessian",
         "weight norm",
-        "trace",
+        "trace of the Hessian",
         "SAM gap",
-        "noise of 1000 steps",
+        "steps of noise: 1000",
         "one",
         "two",
         "public",
@@ -281,7 +281,7 @@ def test_ctrl_c_leaves_whole_files_only(runs: Path) -> None:
 
 
 def test_help_names_every_part() -> None:
-    from saltflat.runs.survey import PARTS
+    from saltflat.runs.measures import PARTS
 
     command = [sys.executable, "-m", "saltflat", "landscape", "--help"]
     env = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}

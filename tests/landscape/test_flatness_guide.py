@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from saltflat import landscape
-from saltflat.runs.survey import PARTS
+from saltflat.runs.measures import PARTS
 
 GUIDE = Path(__file__).parents[2] / "docs" / "flatness.md"
 
