@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from saltflat.core.plan import Plan
@@ -19,6 +19,7 @@ from saltflat.data import Examples, Split
 from saltflat.errors import DataError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import compose, phase_event
+from saltflat.privacy.record import durable
 from saltflat.privacy.record.ledger import Budget, Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe, read
@@ -33,7 +34,7 @@ def begin(folder: Folder, recipe: Recipe) -> None:
     if folder.recipe.exists():
         raise SettingError(f"{folder.path} holds a run already; go on with --resume, or give another --out")
     folder.path.mkdir(parents=True, exist_ok=True)
-    _write(folder.recipe, recipe.as_toml())
+    durable.replace(folder.recipe, recipe.as_toml().encode())
 
 
 def resumed(folder: Folder) -> Recipe:
@@ -45,18 +46,10 @@ def resumed(folder: Folder) -> Recipe:
 
 def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
     """Write the statement and the model."""
-    _write(folder.statement_text, statement.as_text() + "\n")
-    _write(folder.statement, statement.as_json() + "\n")
-    unfinished = folder.model.with_suffix(".unfinished")
+    durable.replace(folder.statement_text, f"{statement.as_text()}\n".encode())
+    durable.replace(folder.statement, f"{statement.as_json()}\n".encode())
     weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
-    save_file(weights, str(unfinished), metadata={"format": "pt"})
-    unfinished.replace(folder.model)
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+    durable.replace(folder.model, save(weights, metadata={"format": "pt"}))
 
 
 @dataclass(frozen=True)
