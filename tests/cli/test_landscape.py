@@ -22,7 +22,8 @@ from saltflat import models
 from saltflat.data import digits
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.recipes.recipe import Recipe
-from saltflat.runs.execute import begin, execute
+from saltflat.runs.begin import begin
+from saltflat.runs.execute import execute
 from saltflat.runs.layout import Folder
 from saltflat.runs.weights import initial, path_of, subject
 
@@ -36,7 +37,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs of one network; the second keeps a running mean."""
     place = tmp_path_factory.mktemp("runs")
     for name, recipe in (("one", Recipe(method="dp-sgd", **SHORT)), ("two", Recipe(ema=0.9, **SHORT))):
-        begin(Folder(place / name), recipe)
         execute(recipe, plan_of(recipe, 1437), digits(), Folder(place / name))
     return place
 

@@ -135,7 +135,7 @@ def test_mistakes_are_one_line_and_leave_no_run(words: list[str], message: str, 
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "x" / "metrics.jsonl").exists()
+    assert not (tmp_path / "x").exists()
 
 
 def test_help_shows_every_setting_and_its_default() -> None:

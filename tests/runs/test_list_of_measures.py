@@ -17,7 +17,7 @@ from saltflat.recipes.build import network_of
 from saltflat.report.folder import gather
 from saltflat.report.page import page
 from saltflat.runs import survey
-from saltflat.runs.execute import begin
+from saltflat.runs.begin import begin
 from saltflat.runs.layout import MEASURES, Folder
 from saltflat.runs.measures import PARTS, Effort, Entry, Part, differing, entries, files, rows, usual
 from saltflat.runs.weights import subject

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,32 +16,18 @@ from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints
 from saltflat.core.train import Progress, Surroundings, train
 from saltflat.data import Examples, Split
-from saltflat.errors import DataError, SettingError
+from saltflat.errors import SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.record import durable
 from saltflat.privacy.record.ledger import Budget, Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
-from saltflat.recipes import Recipe, read
+from saltflat.recipes import Recipe
 from saltflat.recipes.build import loss_of, network_of
+from saltflat.runs.begin import begun
 from saltflat.runs.layout import Folder, Reading, add_reading
 
 READINGS = 20  # how often in a run the test accuracy is taken
-
-
-def begin(folder: Folder, recipe: Recipe) -> None:
-    """Make the folder and write the recipe down; a folder with a run in it is refused."""
-    if folder.recipe.exists():
-        raise SettingError(f"{folder.path} holds a run already; go on with --resume, or give another --out")
-    folder.path.mkdir(parents=True, exist_ok=True)
-    durable.replace(folder.recipe, recipe.as_toml().encode())
-
-
-def resumed(folder: Folder) -> Recipe:
-    """The recipe of the run that is in the folder."""
-    if not folder.recipe.exists():
-        raise DataError(f"{folder.path} holds no run to go on with; leave --resume out to begin one")
-    return read(folder.recipe)
 
 
 def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
@@ -67,20 +53,24 @@ def execute(
     split: Split,
     folder: Folder,
     *,
+    resume: bool = False,
     ledger: Path | None = None,
     device: str = "cpu",
     watch: Callable[[Progress], None] = lambda progress: None,
     told: Callable[[Reading], None] = lambda reading: None,
 ) -> Outcome:
-    """Train, charge, keep; begin anew or go on, whichever the folder's checkpoints say.
+    """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
-    recipe's epsilon; one that is shared (``ledger``) refuses by its own budget.
+    recipe's epsilon; one that is shared (``ledger``) refuses by its own budget. A new run that fails before its first
+    charge leaves the folder as it was.
     """
     model = network_of(recipe).to(device)
     _check_fits(model, split, recipe)
+    contribution = loss_of(recipe, model)
     units, test = split.train.to(device), split.test.to(device)
-    with _charged(recipe, folder, ledger) as (book, run):
+    start = nullcontext() if resume else begun(folder, recipe, ledger or folder.ledger)
+    with start, _charged(recipe, folder, ledger) as (book, run):
         readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
 
         def after(progress: Progress) -> None:
@@ -96,7 +86,7 @@ def execute(
             checkpoints=Checkpoints(folder.checkpoints, every=max(1, recipe.spare // 2)),
             watch=after,
         )
-        train(plan, loss_of(recipe, model), units, around)
+        train(plan, contribution, units, around)
         event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
     statement = state(event, Declared(delta=recipe.delta, size=plan.size))
     finish(folder, model, statement)
