@@ -70,9 +70,9 @@ def test_two_runs_side_by_side(
     code, out, errors = landscape(capsys, "one", "two", *SMALL, "--float64")
     assert code == 0, errors
     for words in (
-        "largest eigenvalue of the Hessian",
+        "largest Hessian eigenvalue",
         "weight norm",
-        "trace of the Hessian",
+        "Hessian trace",
         "SAM gap",
         "steps of noise: 1000",
         "one",

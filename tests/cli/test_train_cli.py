@@ -32,7 +32,8 @@ def metrics(folder: Path) -> list[dict]:
 
 def test_a_run_keeps_everything(tmp_path: Path) -> None:
     out = tmp_path / "one"
-    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)
+    assert saltflat("train", "--out", str(out), "--model", "tutorial_cnn", *SHORT).returncode == 2
+    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)  # the corrected command
     assert done.returncode == 0, done.stderr
     for words in ("differentially private for each example", "add or remove", "Poisson", "test accuracy"):
         assert words in done.stdout

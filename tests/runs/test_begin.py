@@ -77,7 +77,7 @@ def test_a_charge_keeps_everything(attempt: Callable[..., None], tmp_path: Path)
     assert {file.name for file in folder.path.iterdir()} == {
         folder.recipe.name,
         folder.ledger.name,
-        folder.ledger_head.name,
+        head_of(folder.ledger).name,
     }
     assert sum(read(folder.ledger).steps().values()) == 1
     with pytest.raises(SettingError, match="holds a run already; go on with --resume"):

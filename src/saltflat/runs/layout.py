@@ -32,55 +32,35 @@ MARKS = (RECIPE, METRICS, STATEMENT, LEDGER, MODEL, LANDSCAPE)
 """What tells a folder with a run from any other."""
 
 
+class _Inside:
+    """What has this name in a folder: ``Folder(path).recipe`` is its path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: Folder | None, owner: type[Folder]) -> Path:
+        return Path(self.name) if folder is None else folder.path / self.name
+
+
 @dataclass(frozen=True)
 class Folder:
     """Where a run is kept.
 
-    >>> Folder(Path("runs/one")).ledger_head.name
-    'ledger.jsonl.head'
+    >>> Folder(Path("runs/one")).ledger.as_posix()
+    'runs/one/ledger.jsonl'
     """
 
     path: Path
 
-    @property
-    def recipe(self) -> Path:
-        return self.path / RECIPE
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / LEDGER
-
-    @property
-    def ledger_head(self) -> Path:
-        return head_of(self.ledger)
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / METRICS
-
-    @property
-    def statement(self) -> Path:
-        return self.path / STATEMENT
-
-    @property
-    def statement_text(self) -> Path:
-        return self.path / STATEMENT_TEXT
-
-    @property
-    def model(self) -> Path:
-        return self.path / MODEL
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / CHECKPOINTS
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / TENSORBOARD
-
-    @property
-    def landscape(self) -> Path:
-        return self.path / LANDSCAPE
+    recipe = _Inside(RECIPE)
+    ledger = _Inside(LEDGER)
+    metrics = _Inside(METRICS)
+    statement = _Inside(STATEMENT)
+    statement_text = _Inside(STATEMENT_TEXT)
+    model = _Inside(MODEL)
+    checkpoints = _Inside(CHECKPOINTS)
+    tensorboard = _Inside(TENSORBOARD)
+    landscape = _Inside(LANDSCAPE)
 
     @property
     def empty(self) -> bool:

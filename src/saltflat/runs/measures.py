@@ -69,10 +69,10 @@ _IN_ORDER = (  # in the order in which they are measured
         "eigenvalues",
         "largest eigenvalues of the Hessian, their ratio, its norm",
         (
-            Entry("lambda_max", "largest eigenvalue of the Hessian", card=True),
-            Entry("lambda_5", "fifth eigenvalue"),
-            Entry("ratio", "largest eigenvalue / fifth", card=True),
-            Entry("hessian_norm", "norm of the Hessian"),
+            Entry("lambda_max", "largest Hessian eigenvalue", card=True),
+            Entry("lambda_5", "fifth Hessian eigenvalue"),
+            Entry("ratio", "largest / fifth eigenvalue", card=True),
+            Entry("hessian_norm", "Hessian norm"),
             Entry("products", "products with the Hessian, for the eigenvalues", detail=True),
             Entry("hessian", "products with the Hessian by", detail=True),
         ),
@@ -81,7 +81,7 @@ _IN_ORDER = (  # in the order in which they are measured
     Part(
         "trace",
         "trace of the Hessian, with standard error",
-        (Entry("trace", "trace of the Hessian", error="trace_error", card=True),),
+        (Entry("trace", "Hessian trace", error="trace_error", card=True),),
         passes=lambda effort: effort.probes,
     ),
     Part(
@@ -115,7 +115,7 @@ _IN_ORDER = (  # in the order in which they are measured
         "noise",
         "rise of the loss under the noise of 1 to 1000 private steps",
         (
-            Entry("noise_tolerance", "rise of the loss, steps of noise: {}"),
+            Entry("noise_tolerance", "loss rise, steps of noise: {}"),
             Entry("noise_std", "noise of one step", detail=True),
         ),
         passes=lambda effort: 44,
@@ -185,7 +185,7 @@ def rows(found: Sequence[Mapping[str, Any]], *, details: bool = False) -> list[R
     With ``details`` also how they were taken, and at the end whatever this version does not know, under its own name.
 
     >>> [row.label for row in rows([{"loss": 0.5, "noise_tolerance": [[1, 0.1], [10, 0.2]]}, {"accuracy": 0.9}])]
-    ['accuracy', 'loss', 'rise of the loss, steps of noise: 1', 'rise of the loss, steps of noise: 10']
+    ['accuracy', 'loss', 'loss rise, steps of noise: 1', 'loss rise, steps of noise: 10']
     """
     shown = [entry for entry in entries() if details or not entry.detail]
     if details:
