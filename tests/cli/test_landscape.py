@@ -22,7 +22,9 @@ from saltflat import models
 from saltflat.data import digits
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.recipes.recipe import Recipe
-from saltflat.runs.execute import Folder, execute
+from saltflat.runs.begin import begin
+from saltflat.runs.execute import execute
+from saltflat.runs.layout import Folder
 from saltflat.runs.weights import initial, path_of, subject
 
 SMALL = ["--examples", "60", "--grid", "3", "--probes", "2", "--lanczos", "8", "--threads", "1"]
@@ -35,7 +37,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs of one network; the second keeps a running mean."""
     place = tmp_path_factory.mktemp("runs")
     for name, recipe in (("one", Recipe(method="dp-sgd", **SHORT)), ("two", Recipe(ema=0.9, **SHORT))):
-        Folder(place / name).begin(recipe)
         execute(recipe, plan_of(recipe, 1437), digits(), Folder(place / name))
     return place
 
@@ -69,11 +70,11 @@ def test_two_runs_side_by_side(
     code, out, errors = landscape(capsys, "one", "two", *SMALL, "--float64")
     assert code == 0, errors
     for words in (
-        "lambda_max",
+        "largest Hessian eigenvalue",
         "weight norm",
-        "trace",
+        "Hessian trace",
         "SAM gap",
-        "noise of 1000 steps",
+        "steps of noise: 1000",
         "one",
         "two",
         "public",
@@ -210,7 +211,7 @@ def test_another_network_is_said_to_differ(
 ) -> None:
     monkeypatch.setattr(models, "mlp_mnist", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     recipe = Recipe(model="mlp_mnist", optimizer="adam", lr=0.01)
-    Folder(runs / "other").begin(recipe)
+    begin(Folder(runs / "other"), recipe)
     save_file(network_of(recipe).state_dict(), str(runs / "other" / "model.safetensors"))
     code, out, errors = landscape(
         capsys, runs / "one", runs / "other", *SMALL, "--only", "noise,interpolation"
@@ -249,7 +250,7 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(runs)
     Path("empty").mkdir()
     for name in ("begun", "old", "other", "torn"):
-        Folder(Path(name)).begin(Recipe())
+        begin(Folder(Path(name)), Recipe())
     Path("old/recipe.toml").write_text('colour = "blue"\n')
     Path("torn/model.safetensors").write_bytes(b"half")
     save_file(network_of(Recipe(model="tutorial_cnn")).state_dict(), "other/model.safetensors")
@@ -280,7 +281,7 @@ def test_ctrl_c_leaves_whole_files_only(runs: Path) -> None:
 
 
 def test_help_names_every_part() -> None:
-    from saltflat.runs.survey import PARTS
+    from saltflat.runs.measures import PARTS
 
     command = [sys.executable, "-m", "saltflat", "landscape", "--help"]
     env = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}

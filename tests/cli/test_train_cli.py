@@ -32,7 +32,8 @@ def metrics(folder: Path) -> list[dict]:
 
 def test_a_run_keeps_everything(tmp_path: Path) -> None:
     out = tmp_path / "one"
-    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)
+    assert saltflat("train", "--out", str(out), "--model", "tutorial_cnn", *SHORT).returncode == 2
+    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)  # the corrected command
     assert done.returncode == 0, done.stderr
     for words in ("differentially private for each example", "add or remove", "Poisson", "test accuracy"):
         assert words in done.stdout
@@ -135,7 +136,7 @@ def test_mistakes_are_one_line_and_leave_no_run(words: list[str], message: str, 
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "x" / "metrics.jsonl").exists()
+    assert not (tmp_path / "x").exists()
 
 
 def test_help_shows_every_setting_and_its_default() -> None:
