@@ -42,6 +42,16 @@ ONLY = {
     "report": {"errors", "privacy", "recipes.recipe", "report", "runs.layout", "runs.measures"},  # no torch
     "runs/layout.py": {"errors", "privacy.record"},
     "runs/measures.py": {"runs.layout"},
+    "audit": {
+        "audit",
+        "clipping",
+        "data",
+        "errors",
+        "landscape",
+        "optimizers",
+        "privacy",
+        "tree",
+    },  # what users have
     "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},
 }
 

@@ -4,6 +4,7 @@ __version__: str
 
 # Train
 # Values that a plan is made of, and the rooms that stand beside it
+from . import audit as audit
 from . import clipping as clipping
 from . import data as data
 from . import frames as frames
