@@ -43,14 +43,14 @@ def membership(
     *,
     claim: Claim,
     access: Access | None = None,
-    leaky: Any | None = None,
+    leaky: tuple[Any, Sides] | None = None,
 ) -> Audited:
     """How well the loss tells the members of ``sides`` from the others: AUC and advantage, with intervals.
 
     ``contribution`` holds the trained model and its loss, `per_example(model, loss)`. ``access`` declares whose the
-    examples are: `PUBLIC`, or `STAYS_PRIVATE` if the result is kept as private as they are. ``leaky``, a contribution
-    whose model is known to have learnt the members by heart, is a control: its AUC must be above 0.5. The others split
-    in two are another one: their AUC must not differ from 0.5.
+    examples are: `PUBLIC`, or `STAYS_PRIVATE` if the result is kept as private as they are. ``leaky`` is a control: a
+    contribution whose model has learnt the members of some sides by heart, and those sides; its AUC must be above 0.5.
+    The others split in two are another one: their AUC must not differ from 0.5.
 
     *Guarantee*: none. It reads examples without noise, and no epsilon covers what it tells. If fair coins decided who
     is a member (``sides.fair``), a lower bound on epsilon is found as in `one_run`.
@@ -71,7 +71,8 @@ def membership(
     members, others = (-losses(contribution, units) for units in (sides.members, sides.others))
     controls = [_even(others)]
     if leaky is not None:
-        controls += [_told(*(-losses(leaky, units) for units in (sides.members, sides.others)))]
+        known, by_heart = leaky
+        controls += [_told(*(-losses(known, units) for units in (by_heart.members, by_heart.others)))]
     gain = advantage_between(members, others)
     most = membership_advantage(claim.epsilon, claim.delta)
     limit = f"The claim permits an advantage of {most:.3f} at most, to any adversary and for any one {claim.unit}."

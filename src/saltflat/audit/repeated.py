@@ -17,7 +17,7 @@ from saltflat.errors import AccountingError, SettingError
 
 NULL = 0.5  # the most that may be shown where there is nothing to see
 _SLACK = 1e-5  # below such an epsilon nobody can be told from anybody; see `_contradicted`
-_SCALES = (2.0**-6, 2.0**10)  # noise that is looked for, relative to the plan's
+_SCALES = (2.0**-4, 2.0**4)  # noise that is looked for, relative to the plan's, to a part in a thousand
 
 ABOUT = (
     "One canary in made-up data: a unit whose gradient points the same way in every step, longer than the clip norm, "
@@ -155,7 +155,7 @@ def level_epsilon(plan: Plan, errors: Errors, delta: float, confidence: float) -
     low, high = _SCALES
     if not _contradicted(plan.scaled(high), seen):
         return 0.0
-    for _ in range(40):
+    for _ in range(12):
         middle = (low * high) ** 0.5
         low, high = (low, middle) if _contradicted(plan.scaled(middle), seen) else (middle, high)
     return plan.scaled(high).epsilon(delta)

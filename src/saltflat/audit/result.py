@@ -97,8 +97,8 @@ class Interval:
     confidence: float = CONFIDENCE
 
     def as_text(self) -> str:
-        ends = f"{self.low:.3f} to {self.high:.3f}"
-        return f"{self.name} {self.value:.3f} (between {ends}, confidence {percent(self.confidence)})"
+        ends = f"from {self.low:.3f} to {self.high:.3f}"
+        return f"{self.name} {self.value:.3f} ({ends}, confidence {percent(self.confidence)})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +173,7 @@ class Audited:
             ]
         elif not self.controls:
             lines += ["No controls were run: whether this audit could have seen a mistake is not known."]
-        if self.bounds:
+        if self.bounds and not (self.failed and self.verdict == SURVIVES):
             lines += [VERDICTS[self.verdict]]
         return [*lines, *filter(None, [self.access, self.stamp])]
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from saltflat.cli import budget, demo, landscape, ledger, report, train
+from saltflat.cli import audit, budget, demo, landscape, ledger, report, train
 from saltflat.errors import Interrupted, SaltflatError, SettingError
 
 
@@ -48,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = (demo, train, landscape, report, budget, ledger)
+_COMMANDS = (demo, train, landscape, report, audit, budget, ledger)
 
 for command in _COMMANDS:
     command.register(app)
