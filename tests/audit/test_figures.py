@@ -1,9 +1,9 @@
-"""B6 and B7 with their figures: the audits at full size. One core, about a quarter of an hour; `-s` prints the results."""
+"""B6 and B7 with their figures: the audits at full size; `-s` prints what they find."""
 
 from __future__ import annotations
 
 import pytest
-from plans import plan, seeded
+from games import plan, seeded
 
 from saltflat.audit import Audited, canary, one_run
 

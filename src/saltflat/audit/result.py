@@ -175,7 +175,10 @@ class Audited:
             lines += ["No controls were run: whether this audit could have seen a mistake is not known."]
         if self.bounds and not (self.failed and self.verdict == SURVIVES):
             lines += [VERDICTS[self.verdict]]
-        return [*lines, *filter(None, [self.access, self.stamp])]
+        return [
+            *lines,
+            *filter(None, [self.access, self.stamp and f"The noise that was audited is {self.stamp}."]),
+        ]
 
     def _numbers(self) -> list[str]:
         return [
