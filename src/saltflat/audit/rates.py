@@ -61,8 +61,8 @@ def epsilon_of(false_positives: Scores | float, false_negatives: Scores | float,
 
 def _log_ratio(above: Scores, below: Scores) -> Scores:
     """log(above / below); minus infinity where nothing is left above."""
-    with np.errstate(divide="ignore"):
-        return np.log(np.maximum(above, 0)) - np.log(below)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(above > 0, np.log(above) - np.log(below), -np.inf)
 
 
 @dataclass(frozen=True)
