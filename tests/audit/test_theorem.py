@@ -31,7 +31,9 @@ def test_one_canary(epsilon: float) -> None:
 def test_all_right_without_delta() -> None:
     """q^r = 1 - confidence."""
     q = 0.05 ** (1 / 300)
-    assert Guessed(canaries=900, made=300, right=300).epsilon(0.0, 0.95) == pytest.approx(math.log(q / (1 - q)))
+    assert Guessed(canaries=900, made=300, right=300).epsilon(0.0, 0.95) == pytest.approx(
+        math.log(q / (1 - q))
+    )
 
 
 guesses = st.integers(2, 300).flatmap(
@@ -65,7 +67,9 @@ def test_randomised_response_is_refuted_once_in_twenty() -> None:
     """The mechanism for which the theorem is exact: each coin told truly with probability q, at epsilon 1."""
     source, q = np.random.default_rng(0), 1 / (1 + math.exp(-1.0))
     right = source.binomial(400, q, size=2000)
-    refuted = [Guessed(canaries=400, made=400, right=int(v)).epsilon(0.0, 0.95) > 1.0 for v in np.unique(right)]
+    refuted = [
+        Guessed(canaries=400, made=400, right=int(v)).epsilon(0.0, 0.95) > 1.0 for v in np.unique(right)
+    ]
     share = np.isin(right, np.unique(right)[refuted]).mean()
     assert 0.02 < share <= 0.06
 

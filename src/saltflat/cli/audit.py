@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import signal
 import sys
 import time
@@ -83,11 +84,23 @@ def audit(
     chosen = read(recipe)
     plan, console = plan_of(chosen, _size(chosen)), Console()
     _announce(recipe, plan, chosen.delta, kind, console)
-    out.mkdir(parents=True, exist_ok=True)
+    _check_place(out)
     given = _Given(chosen, plan, runs, together, canaries, alone, controls, _safeguards(seed))
     with _shown(kind, console) as shown:
         audited = _ADVERSARIES[kind](given, shown)
+    _say(audited, console)
     _keep(audited, out, console)
+    if audited.failed or audited.refuted:
+        raise typer.Exit(CONTROLS if audited.failed else REFUTED)
+
+
+def _check_place(out: Path) -> None:
+    """Refuse a folder that cannot be written, before anything runs; it is made when there is something to keep."""
+    there = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise SettingError(
+            f"--out {out} cannot be made: {there} is no folder that can be written; give another one"
+        )
 
 
 @dataclass(frozen=True)
@@ -279,14 +292,33 @@ def _shown(kind: str, console: Console) -> Iterator[_Shown]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
+    with (
+        _signals_raise(),
+        Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar,
+    ):
         shown = _Shown(kind, bar, console)
         try:
             yield shown
         except Interrupted as error:
             _stopped(shown, error.signal)
-        except KeyboardInterrupt:
-            _stopped(shown, signal.SIGINT)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Between trainings, which take the signals themselves, they end the audit too; an ignored one stays ignored."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise Interrupted("stopped", number)
+
+    former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    taken = [number for number, handler in former.items() if handler not in (None, signal.SIG_IGN)]
+    for number in taken:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, former[number])
 
 
 def _stopped(shown: _Shown, number: int) -> NoReturn:
@@ -296,18 +328,19 @@ def _stopped(shown: _Shown, number: int) -> NoReturn:
     ) from None
 
 
+def _say(audited: Audited, console: Console) -> None:
+    """The result, its first line loud if it is bad."""
+    first, *rest = audited.as_text().splitlines()
+    style = "bold red" if audited.refuted or audited.failed else None
+    console.print(first, style=style, highlight=False, markup=False, soft_wrap=True)
+    console.print("\n".join(rest), highlight=False, markup=False, soft_wrap=True)
+
+
 def _keep(audited: Audited, out: Path, console: Console) -> None:
-    """Write the result, say it, and leave with the code that tells it."""
+    """Write the result, whole or not at all."""
     from saltflat.audit.kept import FILE
     from saltflat.privacy.record.durable import replace
 
+    out.mkdir(parents=True, exist_ok=True)
     replace(out / FILE, audited.as_json())
-    style = "bold red" if audited.refuted or audited.failed else None
-    first, *rest = audited.as_text().splitlines()
-    console.print(first, style=style, highlight=False, markup=False, soft_wrap=True)
-    console.print("\n".join(rest), highlight=False, markup=False, soft_wrap=True)
     console.print(f"kept in {out / FILE}", highlight=False, markup=False, soft_wrap=True)
-    if audited.failed:
-        raise typer.Exit(CONTROLS)
-    if audited.refuted:
-        raise typer.Exit(REFUTED)
