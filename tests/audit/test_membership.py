@@ -109,8 +109,8 @@ def test_nothing_is_read_without_a_declaration() -> None:
 
 def test_what_must_stay_private_says_so() -> None:
     found = membership(contribution(), sides(), claim=CLAIM, access=STAYS_PRIVATE)
-    assert "access: private: keep this file" in found.as_text()
-    assert '"access": "access: private: keep this file"' in found.as_json()
+    assert "The examples are private: keep this file." in found.as_text()
+    assert "private: keep this file" in found.as_json()
 
 
 def test_too_few_examples_or_none_that_can_be_read() -> None:

@@ -17,7 +17,8 @@ from saltflat.audit import Company, one_run
 from saltflat.audit.planted import Among, Both, Planted, Spikes, chosen_places, flat
 from saltflat.clipping import PerLayer
 from saltflat.data import TensorUnits
-from saltflat.errors import SettingError
+from saltflat.errors import PrivacyError, SettingError
+from saltflat.landscape import STAYS_PRIVATE
 from saltflat.methods import SAT, Quantile
 
 CRITERION = nn.CrossEntropyLoss(reduction="none")
@@ -34,7 +35,7 @@ def units(count: int = 40) -> TensorUnits:
 
 
 def company(seed: int = 0) -> Company:
-    return Company(per_example(network(seed), supervised(CRITERION)), units())
+    return Company(per_example(network(seed), supervised(CRITERION)), units(), STAYS_PRIVATE)
 
 
 def dense(chunk: Both | Spikes, count: int, like: dict) -> torch.Tensor:
@@ -118,9 +119,15 @@ def test_in_company(settings: dict) -> None:
     found = one_run(the_plan, 1e-5, canaries=190, company=with_them, safeguards=seeded())
     assert not found.refuted
     assert found.claim.unit == "example"
+    assert "private: keep this file" in found.as_text()
     assert found.failed == ()
     for name, leaf in with_them.contribution.model.state_dict().items():
         assert torch.equal(leaf, before[name]), name
+
+
+def test_no_company_without_a_declaration() -> None:
+    with pytest.raises(PrivacyError, match="access=PUBLIC"):
+        Company(per_example(network(), supervised(CRITERION)), units())
 
 
 def test_what_the_others_add_is_taken_away() -> None:

@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, rankdata
 
+from saltflat.audit.declared import declared, told_access
 from saltflat.audit.once import judged
 from saltflat.audit.rates import Errors, Scores, Worlds, best_threshold, lower, upper
 from saltflat.audit.result import CERTAIN, CONFIDENCE, Audited, Bound, Claim, Control, Interval
-from saltflat.errors import DataError, PrivacyError
+from saltflat.errors import DataError
 from saltflat.landscape import Access
 from saltflat.privacy.record.statement import membership_advantage
 
@@ -67,7 +68,7 @@ def membership(
 
     Yeom et al., "Privacy Risk in Machine Learning: Analyzing the Connection to Overfitting", CSF 2018.
     """
-    began, declared = time.monotonic(), _declared(access)
+    began, seen = time.monotonic(), declared(access, "membership inference")
     members, others = (-losses(contribution, units) for units in (sides.members, sides.others))
     controls = [_even(others)]
     if leaky is not None:
@@ -85,17 +86,7 @@ def membership(
         seconds=time.monotonic() - began,
         about=(*ABOUT, limit, FAIR if sides.fair else NOT_FAIR),
         intervals=(auc(members, others), gain),
-        access=f"access: {declared.status}",
-    )
-
-
-def _declared(access: Access | None) -> Access:
-    if isinstance(access, Access):
-        return access
-    raise PrivacyError(
-        "membership inference reads examples without noise, and no epsilon covers it: declare access=PUBLIC if the "
-        "examples are public, or access=STAYS_PRIVATE if the result is kept as private as they are (both are in "
-        "saltflat.landscape)"
+        access=told_access(seen),
     )
 
 

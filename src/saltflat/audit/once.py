@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saltflat import Plan, Running, Safeguards, train
+from saltflat.audit.declared import declared, told_access
 from saltflat.audit.game import Adversary, Done, Progress, Watch, bare, checked, play
 from saltflat.audit.planted import Among, chosen_places, expected_sum, planted
 from saltflat.audit.rates import Scores
@@ -20,6 +21,7 @@ from saltflat.audit.repeated import NULL, above, at_most
 from saltflat.audit.result import CONFIDENCE, Audited, Bound, Claim, Control
 from saltflat.audit.theorem import Guessed, best, guessed
 from saltflat.errors import SettingError
+from saltflat.landscape import Access
 
 GUESSES = (0.1, 0.3, 1.0)  # shares of the canaries that are guessed at; fixed before anything is seen
 SURE = 0.99  # of the verdict: for 1,000 canaries at delta 1e-5 the theorem permits hardly more
@@ -41,11 +43,17 @@ AMONG = (
 class Company:
     """Real units to plant canaries among: what one contributes, in which model, and the units themselves.
 
-    The model's first weights are where every training of the audit begins; it ends with them, untouched.
+    The model's first weights are where every training of the audit begins; it ends with them, untouched. The adversary
+    reads the units without noise, so ``access`` declares whose they are: `PUBLIC`, or `STAYS_PRIVATE` if the result is
+    kept as private as they are (both are in `saltflat.landscape`).
     """
 
     contribution: Any  # Contribution: per_example(...), per_user(...), or one of your own
     units: Any  # Units
+    access: Access | None = None
+
+    def __post_init__(self) -> None:
+        declared(self.access, "an audit among examples")
 
 
 def one_run(
@@ -67,11 +75,13 @@ def one_run(
     ``controls`` train twice more: without noise, which must come out above the claim (if it cannot, there are too few
     canaries to refute such a claim, and the result says so), and without canaries, where at most 0.5 may be shown.
 
-    >>> import saltflat as sf
+    >>> import numpy as np, saltflat as sf
     >>> phase = sf.Phase(
     ...     method=sf.methods.DPSGD(), steps=4, noise_multiplier=2.0, clip_norm=1.0, optimizer=sf.optimizers.SGD(lr=1)
     ... )
-    >>> audited = one_run(sf.Plan(phases=(phase,), rate=1.0, size=600), 1e-5, canaries=600)
+    >>> plan = sf.Plan(phases=(phase,), rate=1.0, size=100)
+    >>> repeatable = sf.Safeguards(noise=sf.privacy.SeededNoise(0), sampling=np.random.default_rng(0))
+    >>> audited = one_run(plan, 1e-5, canaries=600, safeguards=repeatable)
     >>> audited.verdict, audited.lower > 0.2, audited.failed
     ('survives', True, ())
 
@@ -99,6 +109,7 @@ def one_run(
         seconds=time.monotonic() - began,
         about=(ALONE if company is None else AMONG, *ABOUT),
         stamp=getattr(sources.noise, "stamp", ""),
+        access="" if company is None else told_access(company.access),
     )
 
 

@@ -51,11 +51,13 @@ def canary(
     *May be taken for*: see `saltflat.audit.MEANING`. What is played is the worst case of the analysis, so the
     bound of a correct plan comes close to its epsilon; it is called refuted once in ten thousand audits.
 
-    >>> import saltflat as sf
+    >>> import numpy as np, saltflat as sf
     >>> phase = sf.Phase(
     ...     method=sf.methods.DPSGD(), steps=4, noise_multiplier=2.0, clip_norm=1.0, optimizer=sf.optimizers.SGD(lr=1)
     ... )
-    >>> audited = canary(sf.Plan(phases=(phase,), rate=1.0, size=100), 1e-5, runs=400)
+    >>> plan = sf.Plan(phases=(phase,), rate=1.0, size=100)
+    >>> repeatable = sf.Safeguards(noise=sf.privacy.SeededNoise(0), sampling=np.random.default_rng(0))
+    >>> audited = canary(plan, 1e-5, runs=400, safeguards=repeatable)
     >>> audited.refuted, audited.lower > 1.5, audited.failed
     (False, True, ())
 

@@ -153,13 +153,14 @@ def _canary(given: _Given, shown: _Shown) -> Audited:
 def _one_run(given: _Given, shown: _Shown) -> Audited:
     from saltflat.audit import Company, one_run
     from saltflat.data import digits
+    from saltflat.landscape import PUBLIC
 
     among = given.recipe.data == "digits" and not given.alone
     return one_run(
         given.plan,
         given.recipe.delta,
         canaries=given.canaries,
-        company=Company(_contribution(given.recipe), digits().train) if among else None,
+        company=Company(_contribution(given.recipe), digits().train, PUBLIC) if among else None,
         controls=given.controls,
         safeguards=given.safeguards,
         watch=shown.done,
