@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from saltflat import Plan, Running, Safeguards, train
 from saltflat.audit.declared import declared, told_access
@@ -163,16 +163,10 @@ class _Table:
             train(
                 bare(played),
                 planted(played, company.contribution, units.count),
-                Among(units, places[_numbers(inside)]),
+                Among(units, places[torch.from_numpy(inside)]),
                 safeguards=self.safeguards,
                 running=Running(watch=seen),
             )
         finally:
             model.load_state_dict(first)
         return adversary.scores.numpy()
-
-
-def _numbers(inside: NDArray[np.bool_]) -> Tensor:
-    from torch import from_numpy
-
-    return from_numpy(np.flatnonzero(inside))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,9 @@ from torch import Tensor, nn
 
 from saltflat import Phase, Plan
 from saltflat.audit.game import FAR, sensitivity
-from saltflat.clipping import Flat
+from saltflat.clipping import Chunk, Flat
 from saltflat.errors import SettingError
 from saltflat.tree import Tree, wide
-
-if TYPE_CHECKING:
-    from saltflat.clipping import Chunk
 
 
 @dataclass(frozen=True)

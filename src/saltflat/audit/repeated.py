@@ -25,7 +25,8 @@ ABOUT = (
     "the canary was there. Nothing was counted on any ledger.",
     "Thresholds were chosen on one half of the runs, and the bounds are from the other half. By counts: nothing is "
     "assumed but that runs are independent. By noise level: the epsilon of the same plan with the most noise that "
-    "could explain so few errors; above the claim it contradicts the plan's own curve of (epsilon, delta).",
+    "could explain so few errors; above the claim it contradicts the plan's own curve of (epsilon, delta), below it "
+    "assumes that nothing but the noise is in doubt.",
 )
 
 
@@ -41,10 +42,14 @@ def canary(
 ) -> Audited:
     """Run ``plan`` 2 x ``runs`` times, with and without a canary, and bound epsilon from below by telling them apart.
 
-        a <= fp / n, b <= fn / n (Clopper-Pearson);   epsilon >= max(log((1 - delta - b) / a), log((1 - delta - a) / b))
+        epsilon >= max(log((1 - delta - b) / a), log((1 - delta - a) / b))
+
+    a and b are upper ends (Clopper-Pearson) of the rates of false positives and false negatives. A second bound is the
+    `level_epsilon` of the same runs, far tighter, but below the claim only if nothing but the noise is in doubt.
 
     ``together`` runs share one training, each with a canary and a coordinate of its own: they are as independent as
     the library's noise and its sampling are, and nearly a hundred times cheaper; 1 gives each run its own training.
+    Where a method ties all units together (`Quantile`, whose clip norm follows them all), take 1.
     ``control_runs`` (as many as ``runs`` unless given; 0: none) is how often each control is run in each world: the
     plan at half its noise, which must be refuted, and with no canary anywhere, where at most `NULL` may be shown.
 

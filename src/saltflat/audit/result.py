@@ -161,9 +161,10 @@ class Audited:
 
     def as_text(self) -> str:
         """The result in plain sentences; what makes it worthless comes first."""
-        return "\n".join([*self._headline(), *self._numbers(), *self.about, *self.meaning])
+        return "\n".join([*self.headline(), *self.numbers(), *self.about, *self.meaning])
 
-    def _headline(self) -> list[str]:
+    def headline(self) -> list[str]:
+        """Whether the audit is worth anything, what it found, and who may see it."""
         lines = []
         if self.failed:
             names = ", ".join(control.name for control in self.failed)
@@ -180,7 +181,8 @@ class Audited:
             *filter(None, [self.access, self.stamp and f"The noise that was audited is {self.stamp}."]),
         ]
 
-    def _numbers(self) -> list[str]:
+    def numbers(self) -> list[str]:
+        """Claim, bounds, measures, controls and counts, a sentence each."""
         return [
             f"Claim: {self.claim.as_text()}.",
             *(f"Lower bound {bound.as_text()}." for bound in self.bounds),
