@@ -60,10 +60,11 @@ class PerClient:
         with torch.no_grad():
             return torch.stack([torch.stack([self._loss(p, client) for client in batch]) for p in points])
 
-    def check(self, params: Tree, take, count: int) -> None:
+    def check(self, params: Tree, take, count: int):
         for client in take(np.arange(min(count, 2))):
             if client[0].ndim != 2:
                 raise ModelError("a client's rows are a matrix")
+        return lambda params, batch: None
 
     def _added(self, points: Sequence[Tree], weights: Sequence[float], client: Client) -> Tree:
         ways = [self._trained(point, client) for point in points]

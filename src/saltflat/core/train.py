@@ -22,12 +22,14 @@ from saltflat.core.step import (
     begin,
     charge,
     draw,
+    look_again,
     next_phase,
     open_door,
     start,
 )
 from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, Interrupted, ModelError
+from saltflat.privacy.noise import SecureSampling
 from saltflat.tree import Tree
 
 
@@ -123,7 +125,7 @@ class _Run:
         if at is None:
             return start(self.plan, params), self
         if self.safeguards.noise.private:
-            fresh = replace(self.safeguards, sampling=np.random.default_rng())
+            fresh = replace(self.safeguards, sampling=SecureSampling())
             return at, replace(self, safeguards=fresh)
         return at, self
 
@@ -132,14 +134,16 @@ class _Run:
         if next_phase(self.plan, at) is None:
             return
         plan, guards = self.plan, self.safeguards
-        private = Private(contribution, units, units.count)
-        contribution.check(at.params, units.take, private.count)
+        private, physical = Private.of(contribution, units), self.running.physical
+        spot = contribution.check(at.params, units.take, private.count)
         while (here := begin(plan, at)) is not None:
             drawn = draw(plan, here, private.count, guards.sampling)
             charge(plan, here, guards.meter)
-            ask = open_door(plan, here, drawn, private, noise=guards.noise, physical=self.running.physical)
+            ask = open_door(plan, here, drawn, private, safeguards=guards, physical=physical)
             at = advance(plan, here, ask)
+            look_again(plan, at, drawn, private, spot=spot, physical=physical)
             yield at
+        spot(at.params, None)
 
     def is_time(self, at: Position, first: int) -> bool:
         """Every so often, at the end, and at once: so that a folder that cannot be written shows early."""
@@ -153,8 +157,13 @@ class _Run:
 
     @property
     def repeatable(self) -> np.random.Generator | None:
-        """The sampler, where nothing is private."""
-        return None if self.safeguards.noise.private else self.safeguards.sampling
+        """The sampler, where nothing is private and it can be set back."""
+        sampler = self.safeguards.sampling
+        return (
+            sampler
+            if isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private
+            else None
+        )
 
     def interrupted(self, number: int, at: Position) -> Interrupted:
         folder = self.running.checkpoints.folder if self.running.checkpoints else None

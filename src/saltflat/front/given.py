@@ -120,11 +120,10 @@ def given(
     check_model(model)
     device = next(iter(trainable(model).values())).device
     contribution = per_example(model, loss_of(loss), views=views, augment=augment)
-    units = units_of(data)
-    count = units.count
-    if count < 1:
+    units = OnDevice(units_of(data), device)
+    if units.count < 1:
         raise DataError("the data holds no example")
-    return Private(contribution, OnDevice(units, device), count)
+    return Private(contribution, units, units.count)
 
 
 def stated(plan: Plan, delta: float, unit: str, safeguards: Safeguards, running: Running) -> Statement:
@@ -132,7 +131,7 @@ def stated(plan: Plan, delta: float, unit: str, safeguards: Safeguards, running:
 
     Where a run is kept, it may go on after a crash, and then costs more than its plan: the ledger knows.
     """
-    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not safeguards.noise.private)
+    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not safeguards.secret)
     if running.checkpoints is None or declared.seeded:
         return state(plan.event(), declared)
     if not isinstance(safeguards.meter, Run):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from saltflat.clipping import Clip
-from saltflat.core.check import check_stamps
+from saltflat.core.check import Spot, check_stamps
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.plan import Plan
 from saltflat.core.sampling import Batch, Indices
@@ -23,6 +23,7 @@ from saltflat.core.step import (
     begin,
     charge,
     draw,
+    look_again,
     next_phase,
     open_door,
     start,
@@ -88,11 +89,19 @@ class PrivateLoop:
     """See `make_private`."""
 
     def __init__(
-        self, plan: Plan, private: Private, statement: Statement, *, safeguards: Safeguards, running: Running
+        self,
+        plan: Plan,
+        private: Private,
+        statement: Statement,
+        *,
+        spot: Spot,
+        safeguards: Safeguards,
+        running: Running,
     ) -> None:
         self.plan = plan
         self.statement = statement  # of the whole plan
         self._private = private
+        self._spot = spot
         self._safeguards = safeguards
         self._running = running
         self._at = start(plan, trainable(private.contribution.model))
@@ -120,11 +129,14 @@ class PrivateLoop:
         """
         self._check(batch)
         here = replace(self._at, params=self._weights())
-        noise, physical = self._safeguards.noise, self._running.physical
-        charge(self.plan, here, self._safeguards.meter)
+        guards, physical = self._safeguards, self._running.physical
+        charge(self.plan, here, guards.meter)
         self._count(here)
-        ask = open_door(self.plan, here, batch.samples, self._private, noise=noise, physical=physical)
+        ask = open_door(self.plan, here, batch.samples, self._private, safeguards=guards, physical=physical)
         self._at = advance(self.plan, here, ask)
+        look_again(self.plan, self._at, batch.samples, self._private, spot=self._spot, physical=physical)
+        if self.finished:
+            self._spot(self._at.params, None)
         self._running.watch(Progress(self.done, self._at.phase, self._at.params, self._at.params))
 
     def epsilon(self, delta: float | None = None) -> float:
@@ -134,7 +146,7 @@ class PrivateLoop:
         covered by the whole plan, ``statement``, as is every run; a plan whose phases end by results always says that.
         """
         delta = self.statement.delta if delta is None else delta
-        if not self._safeguards.noise.private:
+        if not self._safeguards.secret:
             return math.inf
         if self.plan.data_driven:
             return self.plan.epsilon(delta)
@@ -260,5 +272,6 @@ def make_private(
         )
     plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
     statement = stated(plan, delta, private.contribution.unit, safeguards, running)
-    private.contribution.check(trainable(model), private.units.take, private.count)
-    return PrivateLoop(plan, private, statement, safeguards=safeguards, running=running)
+    private = Private.of(private.contribution, private.units)
+    spot = private.contribution.check(trainable(model), private.units.take, private.count)
+    return PrivateLoop(plan, private, statement, spot=spot, safeguards=safeguards, running=running)

@@ -9,6 +9,7 @@ from .accounting.events import phase_event as phase_event
 # Sources of noise
 from .noise import DiscreteNoise as DiscreteNoise
 from .noise import SecureNoise as SecureNoise
+from .noise import SecureSampling as SecureSampling
 from .noise import SeededNoise as SeededNoise
 
 # The record
