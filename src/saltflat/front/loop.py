@@ -65,8 +65,14 @@ class OnModel:
         return None
 
     def step(self, params: Tree, direction: Tree, state: None) -> tuple[Tree, None]:
-        """Put the direction where the optimizer looks for gradients, let it step, and leave nothing behind."""
+        """Put the direction where the optimizer looks for gradients, let it step, and leave nothing behind.
+
+        Whatever stood there before, in frozen parameters too, was never noised: it goes first.
+        """
         own = dict(self.model.named_parameters())
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
         for name, leaf in direction.items():
             own[
                 name
