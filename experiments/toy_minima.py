@@ -23,7 +23,7 @@ from rich.console import Console
 from toy_door import draws, ends
 
 import saltflat as sf
-from saltflat.core.plan import Method
+from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 
 FLAT, SHARP = np.array([2.5, 2.5]), np.array([7.5, 7.5])  # the centres
@@ -131,7 +131,7 @@ class Own:
     copies: int = 10
 
 
-def single(method: Method, common: Common) -> sf.Plan:
+def single(method: AnyMethod, common: Common) -> sf.Plan:
     """All steps with one method."""
     phase = sf.Phase(
         method=method,
@@ -143,7 +143,7 @@ def single(method: Method, common: Common) -> sf.Plan:
     return sf.Plan(phases=(phase,), rate=1.0, size=common.size)
 
 
-def two_phases(first: Method, common: Common, own: Own) -> sf.Plan:
+def two_phases(first: AnyMethod, common: Common, own: Own) -> sf.Plan:
     """The library's SAI with DP-SGD's epsilon; ``first`` is the method of its first phase."""
     return sf.sai(
         steps=(own.sai_steps, common.steps - own.sai_steps),

@@ -21,7 +21,7 @@ from rich.console import Console
 from toy_door import walk
 
 import saltflat as sf
-from saltflat.core.plan import Method
+from saltflat.door import AnyMethod
 from saltflat.privacy.noise import SeededNoise
 
 OUTLIERS, BULK = 10, 190
@@ -48,7 +48,9 @@ class Settings:
         """s = sigma C / size."""
         return self.noise_multiplier * self.clip_norm / self.size
 
-    def plan(self, method: Method, *, steps: int, lr: float | None = None, momentum: float = 0.0) -> sf.Plan:
+    def plan(
+        self, method: AnyMethod, *, steps: int, lr: float | None = None, momentum: float = 0.0
+    ) -> sf.Plan:
         phase = sf.Phase(
             method=method,
             steps=steps,
