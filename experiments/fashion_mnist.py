@@ -27,8 +27,8 @@ from torch import nn
 from torch.func import functional_call
 
 import saltflat as sf
-from saltflat.core.plan import Method
 from saltflat.data import Examples, Split, load
+from saltflat.door import AnyMethod
 from saltflat.errors import SaltflatError, SettingError
 from saltflat.models import parameter_count, tanh_cnn_mnist
 from saltflat.optimizers import Optimizer
@@ -64,7 +64,7 @@ class Settings:
 class Recipe:
     """A method's phases, as (method, optimizer, epochs), and how they share epsilon."""
 
-    phases: tuple[tuple[Method, Optimizer, int], ...]
+    phases: tuple[tuple[AnyMethod, Optimizer, int], ...]
     shares: tuple[float, ...] = (1.0,)
 
 
@@ -141,7 +141,7 @@ def calibrated(plan: sf.Plan, settings: Settings) -> sf.Plan:
     if len(shares) == 1:
         return sf.calibrate(plan, epsilon=settings.epsilon, delta=settings.delta)
     return sf.split_budget(
-        plan, shares=shares, epsilon=settings.epsilon, delta=settings.delta, budget_split="joint_ratio"
+        plan, portions=shares, epsilon=settings.epsilon, delta=settings.delta, budget_split="joint_ratio"
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.methods.sgd import DPSGD
@@ -35,7 +36,7 @@ class DPLIS:
     PoPETs 2021.
     """
 
-    method: Any = field(default_factory=DPSGD)
+    method: AnyMethod = field(default_factory=DPSGD)
     lr: float
     copies: int = 10
     reach: float = 10.0

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 from saltflat.tree import Tree
 
@@ -23,7 +24,7 @@ class Quantile:
     Andrew et al., "Differentially Private Learning with Adaptive Clipping", NeurIPS 2021.
     """
 
-    method: Any
+    method: AnyMethod
     quantile: float = 0.5
     rate: float = 0.2
     share: float = 0.01

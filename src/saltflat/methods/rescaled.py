@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from saltflat.door import AnyMethod
 from saltflat.tree import Released, Tree, mul
 
 
@@ -18,7 +19,7 @@ class Rescaled:
     De et al., "Unlocking High-Accuracy Differentially Private Image Classification through Scale", 2022.
     """
 
-    method: Any
+    method: AnyMethod
 
     @property
     def fresh_noise(self) -> float | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.methods.sat import SAT
@@ -71,7 +72,7 @@ class PublicSharpness:
     *Guarantee*: free, as long as ``measure`` never sees private rows; nothing here can check that.
     """
 
-    method: Any
+    method: AnyMethod
     measure: Callable[[Tree], float]
     every: int = 1
 
@@ -151,7 +152,7 @@ class Antithetic:
     *Guarantee*: free; u is older than the pair, and the order comes from a public ``seed``.
     """
 
-    method: Any
+    method: AnyMethod
     radius: float
     every: int = 10
     decay: float = 0.9
@@ -210,7 +211,7 @@ class Gap:
     *Guarantee*: sensitivity ``bound``, and one more answer within the step's sigma, which the plan's event has.
     """
 
-    method: Any
+    method: AnyMethod
     radius: float
     bound: float
     share: float = 0.05

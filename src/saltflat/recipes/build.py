@@ -61,7 +61,7 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
     budget = {"epsilon": recipe.epsilon, "delta": recipe.delta}
     if recipe.method == "sai":
         shares = (recipe.first_share, 1 - recipe.first_share)
-        plan = split_budget(plan, shares=shares, budget_split=recipe.budget_split, **budget)
+        plan = split_budget(plan, portions=shares, budget_split=recipe.budget_split, **budget)
     else:
         plan = calibrate(plan, **budget)
     planned = (replace(noisy, steps=p.steps) for noisy, p in zip(plan.phases, phases, strict=True))
