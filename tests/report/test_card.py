@@ -27,7 +27,7 @@ def test_a_card(tmp_path: Path) -> None:
     path = write_landscape(write_run(tmp_path / "one"))
     text = card(gather([path]))
     facts = front(text)
-    assert facts["tags"] == ["differential-privacy", "saltflat", "dp-sat"]
+    assert facts["tags"] == ["differential-privacy", "saltflat", "SAT"]
     assert facts["pipeline_tag"] == "image-classification"
     (result,) = facts["model-index"][0]["results"]
     assert result["dataset"]["name"] == "digits"
@@ -37,7 +37,7 @@ def test_a_card(tmp_path: Path) -> None:
         "| epsilon | 1.026 |",
         "| sampling | Poisson sampling at rate 0.25 |",
         "Not covered: ",
-        "| clip\\_norm | 0.1 |",
+        "| phase.0.clip\\_norm | 0.1 |",
         "| weight norm | 7.25 |",
         "from saltflat.models import digits_cnn",
     ):

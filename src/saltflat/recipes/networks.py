@@ -48,11 +48,11 @@ class Network:
 
 
 def networks() -> dict[str, Callable[..., nn.Module]]:
-    """The public networks: functions that say they return one."""
+    """The public networks: functions that return one, or do not say what they return."""
     public = {name: getattr(models, name) for name in models.__all__}
     return {name: each for name, each in public.items() if inspect.isfunction(each) and _gives_module(each)}
 
 
 def _gives_module(function: Any) -> bool:
-    gives = get_type_hints(function).get("return")
+    gives = get_type_hints(function).get("return", nn.Module)
     return isinstance(gives, type) and issubclass(gives, nn.Module)
