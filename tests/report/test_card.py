@@ -56,6 +56,14 @@ def test_the_code_in_it_loads_the_model(tmp_path: Path, monkeypatch: pytest.Monk
     exec(compile(code, "card", "exec"), {})
 
 
+def test_the_code_in_it_has_the_networks_settings(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    text = (path / "recipe.toml").read_text()
+    changed = text.replace('"digits_cnn"', "{tutorial_cnn = {in_channels = 3, side = 32}}")
+    (path / "recipe.toml").write_text(changed)
+    assert "\nmodel = tutorial_cnn(in_channels=3, side=32)\n" in card(gather([path]))
+
+
 def test_nothing_measured_on_private_data_is_in_it(tmp_path: Path) -> None:
     path = write_landscape(write_run(tmp_path / "one"), status="private: keep this file")
     text = card(gather([path]))

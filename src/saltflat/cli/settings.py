@@ -58,11 +58,11 @@ def changes(document: Document, given: Mapping[str, str], sets: Sequence[str]) -
     for text in sets:
         key, equals, value = text.partition("=")
         if not equals:
-            raise SettingError(f"--set {text} has no value; write --set phase.0.method.SAT.radius=0.05")
+            raise SettingError(f"--set {text[:60]} has no value; write --set phase.0.method.SAT.radius=0.05")
         try:
             yield keys_of(key.strip()), word(value.strip()), "--set"
         except DataError as error:
-            raise SettingError(f"--set {text}: {error}") from None
+            raise SettingError(f"--set {text[:60]}: {error}") from None
 
 
 def _value(flag: Flag, text: str) -> Any:
@@ -71,7 +71,7 @@ def _value(flag: Flag, text: str) -> Any:
     try:
         return word(text)
     except DataError as error:
-        raise SettingError(f"{flag.word} {text}: {error}") from None
+        raise SettingError(f"{flag.word} {text[:60]}: {error}") from None
 
 
 def _in_the_phase(flag: Flag, value: Any, document: Document) -> Keys:

@@ -44,12 +44,12 @@ class Document:
         """The document with some entries changed: (keys, value, the words for where this was asked for)."""
         document = self
         for keys, value, said in changes:
-            kept = {way: place for way, place in document.where.items() if way[: len(keys)] != keys}
-            document = replace(document, where={**kept, keys: said})
             try:
-                document = replace(document, table=changed(document.table, keys, value))
+                table = changed(document.table, keys, value)
             except Wrong as error:
-                raise document.located(error) from None
+                raise SettingError(f"{said}: {error}" if said else str(error)) from None
+            kept = {way: place for way, place in document.where.items() if way[: len(keys)] != keys}
+            document = replace(document, table=table, where={**kept, keys: said})
         return document
 
     def located(self, error: Wrong) -> SettingError:
