@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from saltflat import per_example, supervised
 from saltflat.clipping import Clip
 from saltflat.core.ask import Ask, Release
-from saltflat.core.plan import Method
 from saltflat.core.train import trainable
 from saltflat.data import Augment
+from saltflat.door import AnyMethod
 from saltflat.methods import DPSGD, SAM, SAT
 from saltflat.optimizers import SGD, Optimizer
 from saltflat.privacy.noise import SecureNoise
@@ -56,7 +56,7 @@ def private(
     batch: Batch,
     *,
     place: Place | None = None,
-    method: Method,
+    method: AnyMethod,
     optimizer: Optimizer = MOMENTUM,
     clip_norm: float | Clip = CLIP_NORM,
     augment: Augment | None = None,

@@ -54,9 +54,9 @@ def timed(order: str, given: argparse.Namespace, split: Split) -> dict[str, Any]
     model = network_of(recipe).to(memory_format=ORDERS[order])
     private = sf.per_example(model, loss_in(ORDERS[order]))
     bar = iter(track(range(steps), description=order, console=Console(stderr=True)))
-    around = sf.Surroundings(physical=given.physical, watch=lambda progress: next(bar, None))
+    running = sf.Running(physical=given.physical, watch=lambda progress: next(bar, None))
     started = time.perf_counter()
-    params = sf.train(plan, private, split.train, around)
+    params = sf.train(plan, private, split.train, running=running)
     seconds = time.perf_counter() - started
     next(bar, None)
     return {

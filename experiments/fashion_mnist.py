@@ -30,7 +30,7 @@ import saltflat as sf
 from saltflat.data import Examples, Split, load
 from saltflat.errors import SaltflatError, SettingError
 from saltflat.models import parameter_count
-from saltflat.privacy.noise import SEEDED, SecureNoise, SeededNoise
+from saltflat.privacy.noise import SEEDED, SeededNoise
 from saltflat.recipes import Recipe, Stage, loss_of, network_of, plan_of, shipped
 from saltflat.recipes.build import draft_of
 from saltflat.tree import Tree
@@ -157,13 +157,11 @@ class How:
     every: int
 
 
-def surroundings(settings: Settings, how: How, watch: Watch) -> sf.Surroundings:
+def safeguards(settings: Settings) -> sf.Safeguards:
     """Fresh noise and samples from the operating system, or repeatable ones, which protect nobody."""
     if settings.seeded_noise:
-        noise, sampling = SeededNoise(settings.seed), np.random.default_rng(settings.seed)
-    else:
-        noise, sampling = SecureNoise(), np.random.default_rng()
-    return sf.Surroundings(physical=how.physical, noise=noise, sampling=sampling, watch=watch)
+        return sf.Safeguards(noise=SeededNoise(settings.seed), sampling=np.random.default_rng(settings.seed))
+    return sf.Safeguards()
 
 
 def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Result:
@@ -175,8 +173,10 @@ def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Re
     plan, model = plan_of(recipe, size), network_of(recipe)
     show = lambda step, text: bar.update(task, completed=step, now=text)
     watch = Watch(model, split.test, steps_per_epoch(settings, size), how.every, steps, show)
+    running = sf.Running(physical=how.physical, watch=watch)
+    guards = safeguards(settings)
     started = time.perf_counter()
-    sf.train(plan, loss_of(recipe, model), split.train, surroundings(settings, how, watch))
+    sf.train(plan, loss_of(recipe, model), split.train, safeguards=guards, running=running)
     final = watch.curve[-1]
     return {
         **identity(settings, size),

@@ -229,13 +229,13 @@ class Secant:
         plan = settings.plan(method, steps=settings.probe_steps, lr=self.lr, momentum=self.momentum)
         start = stationary_start(gradient.problem, settings, run)
         stands = list(walk(plan, start, gradient, SeededNoise(1000 + run)))
-        points = np.concatenate([stand.state["last"]["point"]["w"].numpy() for stand in stands])
-        answers = np.concatenate([stand.state["last"]["answer"]["w"].numpy() for stand in stands])
+        points = np.concatenate([stand.state.point["w"].numpy() for stand in stands])
+        answers = np.concatenate([stand.state.answer["w"].numpy() for stand in stands])
         moved = np.diff(points, axis=0)
         entered = self.radius / np.linalg.norm(answers[:-1], axis=1) - self.lr
         correction = entered * points.shape[1] * settings.noise_std**2 / (moved**2).sum(1)
         truth = gradient.problem.curvature(moved)
-        return float(np.mean(stands[-1].state["readings"])), float(truth.mean()), float(correction.mean())
+        return float(np.mean(stands[-1].state.readings)), float(truth.mean()), float(correction.mean())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,15 +270,15 @@ class Antithetic:
         plan = settings.plan(method, steps=settings.probe_steps, lr=self.lr)
         opened, before = None, stationary_start(gradient.problem, settings, run)
         for stand in walk(plan, before, gradient, SeededNoise(2000 + run)):
-            pair = stand.state["pair"]
-            if pair is not None:
-                opened = (pair["along"]["w"].numpy()[0], -pair["sign"], (before - stand.params).numpy()[0])
+            state = stand.state
+            if state.along is not None:
+                opened = (state.along["w"].numpy()[0], -state.sign, (before - stand.params).numpy()[0])
             elif opened is not None:
                 along, first_sign, moved = opened
                 unit = along / np.linalg.norm(along)
                 turned = gradient.problem.gradient(unit)
                 drift = first_sign * float(turned @ moved) / (2 * self.radius)
-                yield stand.state["readings"][-1], float(turned @ unit), float(turned @ turned), drift
+                yield state.readings[-1], float(turned @ unit), float(turned @ turned), drift
                 opened = None
             before = stand.params
 

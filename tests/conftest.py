@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -17,3 +18,6 @@ settings.load_profile("house")
 # A shell starts what runs in its background with Ctrl-C ignored, and children inherit that; here it is under test.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Some virtual machines announce AMX and kill whoever uses it: bfloat16 is tested without. Read at its first use.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,9 @@ import torch
 from reference import FixedNoise, Tree, trained
 from torch import Tensor, nn
 
-from saltflat import Phase, Plan, per_example, supervised
+from saltflat import Phase, Plan, Running, Safeguards, per_example, supervised
 from saltflat.core.ask import Ask, Release
-from saltflat.core.contribution import chunks_of
+from saltflat.core.contribution import Private, chunks_of
 from saltflat.data import TensorUnits
 from saltflat.methods import DPSGD
 from saltflat.optimizers import SGD
@@ -67,8 +68,21 @@ def ask_about(
         expected_units=1.0,
         noise=noise or FixedNoise(),
     )
-    return Ask(chunks_of(contribution, units, np.arange(units.count), most), release)
+    return Ask(chunks_of(Private(contribution, units, units.count), np.arange(units.count), most), release)
 
 
 def point_of(model: nn.Module) -> Tree:
     return trained(model)
+
+
+def beside(**given: Any) -> dict[str, Any]:
+    """What goes to `train` and `fit` beside plan and data, told apart by name: safeguards, and how to run."""
+    guards = {name: given.pop(name) for name in ("noise", "sampling", "meter") if name in given}
+    return {"safeguards": Safeguards(**guards), "running": Running(**given)}
+
+
+def by_number(self: Any, points_of: Any, weights: Any, groups: int | None) -> Iterator[Any]:
+    """Labels go with units: the same for a unit in both of two neighbouring runs, as chance may well have it."""
+    labels = self.drawn if groups is None else self.drawn % groups
+    for label in np.unique(labels):
+        yield from replace(self, drawn=self.drawn[labels == label])(points_of(int(label)), weights)

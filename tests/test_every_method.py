@@ -8,6 +8,7 @@ and what is charged is what the plan announced. Every check is shown to fail on 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -20,16 +21,19 @@ import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, flat
-from steps import CRITERION, examples, network, phase, plan
+from steps import CRITERION, beside, by_number, examples, network, phase, plan
 
-from saltflat import Checkpoints, Plan, Surroundings, per_example, supervised, train
-from saltflat.clipping import Automatic, PerLayer
+from saltflat import Checkpoints, Plan, Safeguards, clipping, per_example, supervised, train
+from saltflat.clipping import Automatic, Counted, PerLayer, as_clip
 from saltflat.core import ask as door
-from saltflat.core import contribution, mechanism, resume
+from saltflat.core import contribution, mechanism, resume, step
 from saltflat.core import train as loop
+from saltflat.core.contribution import Private
 from saltflat.core.mechanism import Bounded
 from saltflat.data import TensorUnits
+from saltflat.door import Door
 from saltflat.errors import PrivacyError
+from saltflat.frames import Frame, Precondition, Shift, Shifted
 from saltflat.methods import (
     DPLIS,
     DPSGD,
@@ -47,7 +51,7 @@ from saltflat.optimizers import SGD, Adam, AdamBC, AntiNoise, Torch
 from saltflat.privacy.accounting.events import ChosenDpEvent, leaves
 from saltflat.privacy.noise import SeededNoise
 from saltflat.schedules import Cosine, Linear, Piecewise
-from saltflat.tree import norm, zeros_like
+from saltflat.tree import climb, mul, norm, zeros_like
 
 SIZE, RATE, LR = 12, 0.5, 0.2
 BASE = {"steps": 5, "noise_multiplier": 0.7, "clip_norm": 0.4, "optimizer": SGD(lr=LR, momentum=0.9)}
@@ -81,6 +85,45 @@ def two(method: Any, zero: Any, *, until: Any = None) -> Row:
 
 def public(params: Tree) -> float:
     return float(norm(params))
+
+
+@dataclass(frozen=True)
+class InFrame:
+    """DP-SGD in a frame that is made of the last release, as methods with public knowledge have it.
+
+    ``apart`` asks the even and the odd units by themselves, ``gap`` also asks how the loss rises along that release.
+    """
+
+    frame: Callable[[Tree, float], Frame]
+    strength: float
+    apart: bool = False
+    gap: bool = False
+
+    def init(self, params: Tree) -> Tree:
+        return zeros_like(params)
+
+    def step(self, ask: Door, params: Tree, last: Tree) -> tuple[Tree, Tree]:
+        frame = self.frame(last, self.strength)
+        if self.gap:
+            ask.gap(params, climb(params, last, 0.3), bound=0.01, share=0.1, frame=frame)
+            ask = ask.part(0.9)
+        if self.apart:
+            answer = ask.apart(lambda group: [params], weights=[1.0], groups=2, frame=frame)
+        else:
+            answer = ask(params, frame=frame)
+        return answer, answer
+
+
+def shifted(last: Tree, strength: float) -> Frame:
+    return Shift(mul(last, strength))
+
+
+def scaled(last: Tree, strength: float) -> Frame:
+    return Precondition({name: 1 / (1 + strength * leaf.abs()) for name, leaf in last.items()})
+
+
+def framed(frame: Callable[[Tree, float], Frame], **how: bool) -> Row:
+    return one({"method": InFrame(frame, 0.0)}, method=InFrame(frame, 0.7, **how))
 
 
 TABLE: dict[str, Row] = {
@@ -144,6 +187,16 @@ TABLE: dict[str, Row] = {
     "learning-rate schedule": one(
         {"optimizer": SGD(lr=Cosine(LR, LR, steps=4), momentum=0.9)},
         optimizer=SGD(lr=Cosine(LR, 0.0, steps=4), momentum=0.9),
+    ),
+    "shifted frame": framed(shifted),
+    "shifted frame, apart": framed(shifted, apart=True),
+    "shifted frame, gap": framed(shifted, gap=True),
+    "scaled frame": framed(scaled),
+    "scaled frame, apart": framed(scaled, apart=True),
+    "scaled frame, gap": framed(scaled, gap=True),
+    "shifted frame + adaptive clipping + DPLIS per example": one(
+        {"method": Quantile(DPLIS(method=InFrame(shifted, 0.0), lr=LR, reach=0.0), share=0.0)},
+        method=Quantile(DPLIS(method=InFrame(shifted, 0.7), lr=LR, copies=2, per_example=True), share=0.2),
     ),
     "SAI": two(SAT(0.3), SAT(0.0)),
     "SAI, public switch": two(
@@ -266,7 +319,7 @@ def run(
     kept: Checkpoints | None = None,
 ) -> Tree:
     tape = tape or Tape()
-    around = Surroundings(
+    around = beside(
         noise=noise or FixedNoise(3),
         sampling=np.random.default_rng(3),
         physical=physical,
@@ -278,8 +331,12 @@ def run(
         network(), supervised(CRITERION), views=views, augment=three_views if views > 1 else None
     )
     torch.seed()  # no result may depend on torch's own source
-    with patch.object(door, "noised", tape.noised), patch.object(loop, "poisson", draw or loop.poisson):
-        return train(plan_of(phases), unit, TensorUnits(tuple(data or examples(SIZE))), around)
+    with (
+        patch.object(door, "noised", tape.noised),
+        patch.object(step, "poisson", draw or step.poisson),
+        patch.object(contribution.chunks_of, "apart", by_number),
+    ):
+        return train(plan_of(phases), unit, TensorUnits(tuple(data or examples(SIZE))), **around)
 
 
 # The invariants
@@ -316,8 +373,8 @@ def check_budget(row: Row) -> None:
     the_plan, tape = plan_of(row.phases), Tape()
     run(row.phases, views=row.views, tape=tape)
     assert tape.steps == the_plan.steps
-    for step, charged in enumerate(tape.charges):
-        spent = math.fsum(multiplier**-2 for when, _, multiplier in tape.sums if when == step)
+    for number, charged in enumerate(tape.charges):
+        spent = math.fsum(multiplier**-2 for when, _, multiplier in tape.sums if when == number)
         assert spent <= math.fsum(noise**-2 for noise in charged) * (1 + 1e-9)
         assert spent >= 0.999 * math.fsum(noise**-2 for noise in charged)  # nothing is paid for in vain
     if any(p.until for p in the_plan.phases):
@@ -392,30 +449,29 @@ class OneStep(Tape):
 def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> torch.Tensor:
     """With ``stored`` as if every step were another process: nothing but the state survives."""
     the_plan, through = plan_of((changes,)), stored_copy if stored else (lambda state: state)
-    (only,) = the_plan.phases
-    around = Surroundings(noise=FixedNoise(3), sampling=np.random.default_rng(3), physical=5)
+    guards = Safeguards(noise=FixedNoise(3), sampling=np.random.default_rng(3))
     unit = per_example(
         network(), supervised(CRITERION), views=row.views, augment=three_views if row.views > 1 else None
     )
-    private = unit, TensorUnits(examples(SIZE))
-    params = loop.trainable(unit.model)
-    method, pristine = copy.deepcopy(only.method), copy.deepcopy(only.method)
-    state, memory = method.init(params), only.optimizer.init(params)
-    for step in range(only.steps):
-        method = copy.deepcopy(pristine) if stored else method
-        drawn = loop.draw(the_plan, only, SIZE, around)
-        opened = loop.door(the_plan, only, step, drawn, private, around)
-        direction, state = method.step(opened, params, through(state))
-        params, memory = only.optimizer.step(params, direction, through(memory))
-    return flat(params)
+    private = Private(unit, TensorUnits(examples(SIZE)), SIZE)
+    at = step.start(the_plan, loop.trainable(unit.model))
+    while (here := step.begin(copy.deepcopy(the_plan) if stored else the_plan, at)) is not None:
+        own = copy.deepcopy(the_plan) if stored else the_plan
+        drawn = step.draw(own, here, SIZE, guards.sampling)
+        opened = step.open_door(own, here, drawn, private, safeguards=guards, physical=5)
+        at = step.advance(own, replace(here, state=through(here.state), memory=through(here.memory)), opened)
+    return flat(at.params)
 
 
 def stored_copy(state: Any) -> Any:
-    """What comes back from a file of tensors and JSON: plain containers, numbers, tensors, None."""
+    """What comes back from a file of tensors and JSON: plain containers and dataclasses, numbers, tensors, None."""
     if state is None or isinstance(state, bool | int | float):
         return state
     if isinstance(state, torch.Tensor):
         return state.clone()
+    if dataclasses.is_dataclass(state):
+        fields = {each.name: stored_copy(getattr(state, each.name)) for each in dataclasses.fields(state)}
+        return type(state)(**fields)
     if isinstance(state, dict):
         assert all(isinstance(key, str) for key in state)
         return {key: stored_copy(value) for key, value in state.items()}
@@ -456,11 +512,23 @@ class TestMutants:
             caught(check_sensitivity, "per-layer bounds")
 
     def test_a_count_that_nobody_pays_for(self) -> None:
-        def unpaid(chunks: Any, bound: float, like: Tree, *, share: float) -> Bounded:
-            return replace(mechanism.counted_sum(chunks, bound, like, share=share), sensitivity=bound)
-
-        with patch.object(door, "counted_sum", unpaid):
+        with patch.object(Counted, "sensitivity", property(lambda self: self.bound)):
             caught(check_sensitivity, "adaptive clipping")
+
+    @pytest.mark.parametrize("name", ["shifted frame", "shifted frame, apart"])
+    def test_a_frame_that_is_left_out_of_the_norm(self, name: str) -> None:
+        with patch.object(Shifted, "norms", lambda self: self.chunk.norms()):
+            caught(check_sensitivity, name)
+
+    def test_a_frame_made_of_the_step_itself(self) -> None:
+        """What a frame may not be: an origin that depends on who was drawn moves everybody's gradient."""
+
+        def of_the_batch(self: Any, chunk: Any) -> Any:
+            total = chunk.weighted_sum(torch.ones_like(chunk.norms()))
+            return Shifted(chunk, total)
+
+        with patch.object(Shift, "enter", of_the_batch):
+            caught(check_sensitivity, "shifted frame")
 
     def test_a_gap_that_is_not_clamped(self) -> None:
         def free(values: Any, bound: float) -> Bounded:
@@ -478,11 +546,11 @@ class TestMutants:
                 label = place if groups is None else place * groups // len(self.drawn)
                 yield from replace(self, drawn=np.array([unit]))(points_of(label), weights)
 
-        with patch.object(contribution.chunks_of, "apart", apart):
+        with patch(f"{__name__}.by_number", apart):
             caught(check_sensitivity, name)
 
     def test_views_as_units(self) -> None:
-        with patch.object(mechanism, "clip_weights", lambda norms, bound: torch.ones_like(norms)):
+        with patch.object(clipping, "clip_weights", lambda norms, bound: torch.ones_like(norms)):
             caught(check_sensitivity, "augmentation")
 
     @pytest.mark.parametrize("name", ["DP-SGD", "automatic clipping", "adaptive clipping"])
@@ -530,7 +598,7 @@ class TestMutants:
             parts = [mechanism.clipped_sum([chunk], clip, like) for chunk in chunks]
             noise = FixedNoise(9)
             total = {n: sum(p.total[n] + noise.normal(like)[n] for p in parts) + 0 * like[n] for n in like}
-            return Bounded(total, mechanism.as_clip(clip).sensitivity)
+            return Bounded(total, as_clip(clip).sensitivity)
 
         with patch.object(door, "clipped_sum", noisy):
             caught(check_split, "DP-SGD")

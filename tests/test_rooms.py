@@ -10,48 +10,72 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "saltflat"
 STEP = [
-    "core.tree",
+    "tree",
+    "clipping",
+    "frames",
+    "door",
+    "schedules",
+    "optimizers",
     "core.sampling",
     "core.mechanism",
-    "core.frame",
+    "core.check",
+    "core.contribution",
     "core.ask",
-    "core.schedule",
-    "core.optim",
     "core.plan",
+    "core.step",
     "core.state",
     "core.resume",
     "core.train",
 ]
 ONLY = {
-    "clipping": {"core.tree", "errors", "clipping"},
-    "methods": {"core.tree", "core.frame", "errors", "methods"},
-    "landscape": {"core.tree", "errors", "landscape"},
-    "synthesis": {"core.tree", "errors", "synthesis"},
-    "privacy": {"core.tree", "errors", "privacy"},
+    "gradients": {"tree", "errors", "gradients"},
+    "methods": {"tree", "frames", "door", "errors", "methods"},
+    "landscape": {"tree", "errors", "landscape"},
+    "privacy": {"tree", "errors", "privacy"},
+    "privacy/accounting": {
+        "errors",
+        "privacy.limits",
+        "privacy.accounting",
+    },  # what steps cost, not who took them
     "data": {"core.sampling", "errors", "data"},
-    "plans": {"core.optim", "core.plan", "errors", "methods", "plans", "privacy.splits"},  # no door, no data
-    "report": {"errors", "privacy", "recipes.recipe", "report"},  # it reads files: no step, no torch
-    "front": {"core", "methods", "errors", "privacy", "front"},  # no readers, no clipping of its own
+    "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
+    "report": {
+        "errors",
+        "privacy",
+        "recipes.documents",
+        "recipes.toml",
+        "report",
+        "runs.layout",
+        "runs.measures",
+    },  # no torch
+    "runs/layout.py": {"errors", "privacy.record"},
+    "runs/measures.py": {"runs.layout"},
+    "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},
 }
 
 
 def imports(path: Path) -> set[str]:
-    """The saltflat modules that a file imports, as "core.tree"."""
+    """The saltflat modules that a file imports, as "core.tree"; of a package, the module in it that is named."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("saltflat."):
-            module = node.module.removeprefix("saltflat.")
-            inner = [f"{module}.{alias.name}" for alias in node.names]
-            found |= {name for name in inner if (SOURCE / (name.replace(".", "/") + ".py")).exists()} or {
-                module
-            }
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "saltflat":
+            module = (node.module or "").removeprefix("saltflat").removeprefix(".")
+            inner = {".".join(filter(None, (module, alias.name))) for alias in node.names}
+            there = {name for name in inner if is_module(name)}
+            found |= there | ({module} if module and there != inner else set())
         elif isinstance(node, ast.Import):
             found |= {a.name.removeprefix("saltflat.") for a in node.names if a.name.startswith("saltflat.")}
     return found
 
 
+def is_module(name: str) -> bool:
+    place = SOURCE / name.replace(".", "/")
+    return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
+
+
 def files(room: str = "") -> list[Path]:
-    return sorted((SOURCE / room).rglob("*.py"))
+    """The files of a room, or the one file."""
+    return [SOURCE / room] if room.endswith(".py") else sorted((SOURCE / room).rglob("*.py"))
 
 
 @pytest.mark.parametrize("room", [room for room in ONLY if (SOURCE / room).exists()])
@@ -71,6 +95,52 @@ def test_the_landscape_needs_nothing_but_arrays() -> None:
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert {name.split(".")[0] for name in names} <= known - {"os", "pathlib", "json"}, path.name
+
+
+def name_of(path: Path) -> str:
+    """ "core.tree" for src/saltflat/core/tree.py; a room's own name for its __init__."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """Names that lead back to the first of them; none if there are none.
+
+    >>> cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}), cycle({"a": {"b"}, "b": set()})
+    (['a', 'b', 'c', 'a'], [])
+    """
+    done: set[str] = set()
+
+    def walk(name: str, way: list[str]) -> list[str]:
+        if name in way:
+            return [*way[way.index(name) :], name]
+        if name in done:
+            return []
+        done.add(name)
+        return next((found for each in sorted(graph[name]) if (found := walk(each, [*way, name]))), [])
+
+    return next((found for name in sorted(graph) if (found := walk(name, []))), [])
+
+
+def test_no_module_leads_back_to_itself() -> None:
+    """Imports inside functions and for type checkers count too: they are dependencies like any other."""
+    graph = {name_of(path): imports(path) for path in files() if name_of(path)}
+    known = {name: {each for each in there if each in graph} - {name} for name, there in graph.items()}
+    assert cycle(known) == []
+
+
+def test_no_room_leads_back_to_itself() -> None:
+    room = lambda name: name.split(".")[0]
+    graph: dict[str, set[str]] = {}
+    for path in files():
+        if name_of(path):
+            own = room(name_of(path))
+            graph.setdefault(own, set()).update({room(each) for each in imports(path)} - {own})
+    assert cycle({name: there & graph.keys() for name, there in graph.items()}) == []
+
+
+def test_a_cycle_would_be_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
 
 
 def test_the_step_is_built_in_the_order_that_data_passes_through_it() -> None:
@@ -95,7 +165,8 @@ def test_only_the_command_line_stands_before_the_front() -> None:
 def test_the_command_line_and_the_report_start_without_torch() -> None:
     import subprocess
 
-    for module in ("saltflat.cli", "saltflat.report.page, saltflat.report.card, saltflat.report.output"):
+    report = "saltflat.report.page, saltflat.report.card, saltflat.report.output"
+    for module in ("saltflat.cli", report, "saltflat.runs.layout, saltflat.runs.measures"):
         code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, module
 
@@ -104,6 +175,5 @@ def test_every_public_name_exists() -> None:
     import saltflat
 
     assert all(getattr(saltflat, name) is not None for name in saltflat.__all__)
-    assert set(saltflat._HOME_OF) == set(saltflat.__all__)
-    with pytest.raises(AttributeError, match="no attribute 'sgd'"):
+    with pytest.raises(AttributeError, match="attribute sgd"):
         _ = saltflat.sgd

@@ -28,7 +28,8 @@ from .core.plan import Phase as Phase
 from .core.plan import Plan as Plan
 from .core.plan import calibrate as calibrate
 from .core.resume import Checkpoints as Checkpoints
-from .core.train import Surroundings as Surroundings
+from .core.step import Safeguards as Safeguards
+from .core.train import Running as Running
 from .core.train import train as train
 from .front import fit as fit
 from .front import make_private as make_private

@@ -41,6 +41,15 @@ def map_tree(function: Callable[..., Tensor], *trees: Tree) -> Tree:
     return {name: function(leaf, *(tree[name] for tree in rest)) for name, leaf in first.items()}
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """float32 or better: sums, norms and noise are never taken in half precision.
+
+    >>> wide(torch.bfloat16), wide(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return torch.promote_types(dtype, torch.float32)
+
+
 def zeros_like(tree: Tree) -> Tree:
     """0, in the shape of ``tree``."""
     return map_tree(torch.zeros_like, tree)
@@ -78,8 +87,7 @@ def norm(tree: Tree) -> Tensor:
     >>> norm({"w": torch.tensor([3.0]), "b": torch.tensor([4.0])}).item()
     5.0
     """
-    wide = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-    norms = [torch.linalg.vector_norm(x, dtype=wide.get(x.dtype)).double() for x in tree.values()]
+    norms = [torch.linalg.vector_norm(x, dtype=wide(x.dtype)).double() for x in tree.values()]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 

@@ -18,7 +18,8 @@ import pytest
 from saltflat.cli import demo, main
 from saltflat.privacy.record import durable
 from saltflat.privacy.record.checkpoint import load
-from saltflat.privacy.record.ledger import Ledger, read
+from saltflat.privacy.record.history import read
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.recipes.build import network_of
 
 

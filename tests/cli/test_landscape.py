@@ -22,7 +22,9 @@ from saltflat import models
 from saltflat.data import digits
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.recipes.recipe import shipped
-from saltflat.runs.execute import Folder, execute
+from saltflat.runs.begin import begin
+from saltflat.runs.execute import execute
+from saltflat.runs.layout import Folder
 from saltflat.runs.weights import initial, path_of, subject
 
 SMALL = ["--examples", "60", "--grid", "3", "--probes", "2", "--lanczos", "8", "--threads", "1"]
@@ -36,7 +38,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs")
     for name, changes in (("one", {"phase.0.method": "DPSGD"}), ("two", {"ema.EMA.decay": 0.9})):
         recipe = shipped("digits").but({**SHORT, **changes})
-        Folder(place / name).begin(recipe)
         execute(recipe, plan_of(recipe, 1437), digits(), Folder(place / name))
     return place
 
@@ -70,11 +71,11 @@ def test_two_runs_side_by_side(
     code, out, errors = landscape(capsys, "one", "two", *SMALL, "--float64")
     assert code == 0, errors
     for words in (
-        "lambda_max",
+        "largest Hessian eigenvalue",
         "weight norm",
-        "trace",
+        "Hessian trace",
         "SAM gap",
-        "noise of 1000 steps",
+        "steps of noise: 1000",
         "one",
         "two",
         "public",
@@ -211,7 +212,7 @@ def test_another_network_is_said_to_differ(
 ) -> None:
     monkeypatch.setattr(models, "mlp_mnist", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
     recipe = shipped("digits").but({"model": "mlp_mnist", "phase.0.optimizer": {"Adam": {"lr": 0.01}}})
-    Folder(runs / "other").begin(recipe)
+    begin(Folder(runs / "other"), recipe)
     save_file(network_of(recipe).state_dict(), str(runs / "other" / "model.safetensors"))
     code, out, errors = landscape(
         capsys, runs / "one", runs / "other", *SMALL, "--only", "noise,interpolation"
@@ -250,7 +251,7 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(runs)
     Path("empty").mkdir()
     for name in ("begun", "old", "other", "torn"):
-        Folder(Path(name)).begin(shipped("digits"))
+        begin(Folder(Path(name)), shipped("digits"))
     Path("old/recipe.toml").write_text('colour = "blue"\n')
     Path("torn/model.safetensors").write_bytes(b"half")
     save_file(
@@ -283,7 +284,7 @@ def test_ctrl_c_leaves_whole_files_only(runs: Path) -> None:
 
 
 def test_help_names_every_part() -> None:
-    from saltflat.runs.survey import PARTS
+    from saltflat.runs.measures import PARTS
 
     command = [sys.executable, "-m", "saltflat", "landscape", "--help"]
     env = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from saltflat import cli
 from saltflat.cli import ledger as command
 from saltflat.errors import LedgerError, SettingError
-from saltflat.privacy.record.ledger import Budget, Ledger, read
+from saltflat.privacy.record.history import Budget, read
+from saltflat.privacy.record.ledger import Ledger
 
 app = typer.Typer()
 command.register(app)
@@ -48,7 +49,7 @@ def test_show_json_holds_the_ledgers_own_figures(path: Path) -> None:
     facts = json.loads(run(app, ["budget", "show", str(path), "--json"]).output)
     history = read(path)
     assert facts["epsilon"] == history.epsilon(1e-5)
-    assert facts["share"] == history.share()
+    assert facts["gone"] == history.gone()
     assert facts["head"] == history.head
     assert [(r["name"], r["starts"], r["steps"][0]["steps"]) for r in facts["runs"]] == [
         ("search", 1, 10),

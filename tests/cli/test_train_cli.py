@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from saltflat import cli as saltflat_cli
-from saltflat.privacy.record import ledger
-from saltflat.recipes import documents, read
+from saltflat.privacy.record.history import read
+from saltflat.recipes import documents, recipe
 from saltflat.recipes.old import DEFAULTS
 
 SHORT = ["--epochs", "4", "--batch-size", "400", "--threads", "1"]  # 14 steps
@@ -35,19 +35,20 @@ def metrics(folder: Path) -> list[dict]:
 
 def test_a_run_keeps_everything(tmp_path: Path) -> None:
     out = tmp_path / "one"
-    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)
+    assert saltflat("train", "--out", str(out), "--model", "tutorial_cnn", *SHORT).returncode == 2
+    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)  # the corrected command
     assert done.returncode == 0, done.stderr
     for words in ("differentially private for each example", "add or remove", "Poisson", "test accuracy"):
         assert words in done.stdout
     assert 'method = "DPSGD"\n' in (out / "recipe.toml").read_text()
-    assert read(out / "recipe.toml").phase[0].epochs == 4.0
+    assert recipe.read(out / "recipe.toml").phase[0].epochs == 4.0
     assert [row["step"] for row in metrics(out)] == list(range(1, STEPS + 1))
     assert metrics(out)[-1]["epsilon"] <= 3.0
     assert not {"loss", "norm", "clipped"} & metrics(out)[-1].keys()
     assert json.loads((out / "statement.json").read_text())["epsilon"] <= 3.0
     weights = load_file(out / "model.safetensors")
     assert all(bool(torch.isfinite(leaf).all()) for leaf in weights.values())
-    assert sum(ledger.read(out / "ledger.jsonl").steps().values()) == STEPS
+    assert sum(read(out / "ledger.jsonl").steps().values()) == STEPS
     again = saltflat("train", "--out", str(out), *SHORT)
     assert again.returncode == 2
     assert "--resume" in again.stderr
@@ -100,7 +101,7 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
     done = saltflat("train", "--resume", "--out", str(out), "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert metrics(out)[-1]["step"] == 43
-    spent = ledger.read(out / "ledger.jsonl")
+    spent = read(out / "ledger.jsonl")
     assert sum(spent.steps().values()) >= 43
     assert spent.epsilon(1e-5) <= 3.0
     stated = json.loads((out / "statement.json").read_text())["epsilon"]
@@ -108,7 +109,7 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
     assert metrics(out)[-1]["epsilon"] >= 0.9999 * spent.epsilon(1e-5)
     once_more = saltflat("train", "--resume", "--out", str(out), "--threads", "1")
     assert once_more.returncode == 0
-    assert ledger.read(out / "ledger.jsonl").epsilon(1e-5) == spent.epsilon(1e-5)
+    assert read(out / "ledger.jsonl").epsilon(1e-5) == spent.epsilon(1e-5)
 
 
 def test_another_recipe_does_not_go_on(tmp_path: Path) -> None:
@@ -179,7 +180,7 @@ def test_mistakes_are_one_line_and_leave_no_run(
     assert stopped.value.code == 2
     assert message in said
     assert said.count("\n") == 1
-    assert not (tmp_path / "x" / "metrics.jsonl").exists()
+    assert not (tmp_path / "x").exists()
 
 
 def dry(*words: str) -> str:
@@ -210,7 +211,7 @@ def test_a_recipe_with_given_noise_is_trained(tmp_path: Path) -> None:
     done = saltflat("train", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "one"), "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert "noise 9.5, clip norm 0.1" in done.stdout
-    history = ledger.read(tmp_path / "one" / "ledger.jsonl")
+    history = read(tmp_path / "one" / "ledger.jsonl")
     assert history.steps() == {(512 / 1437, 9.5): 3}
     assert history.budget is None
 

@@ -29,14 +29,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from steps import CRITERION, examples, network
+from steps import CRITERION, beside, examples, network
 
-from saltflat import Checkpoints, Phase, Plan, Surroundings, per_example, supervised, train
+from saltflat import Checkpoints, Phase, Plan, per_example, supervised, train
 from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError
 from saltflat.methods import DPSGD, SAT
 from saltflat.optimizers import SGD
-from saltflat.privacy.record.ledger import Budget, Ledger, epsilon_of, read
+from saltflat.privacy.record.history import Budget, epsilon_of, read
+from saltflat.privacy.record.ledger import Ledger
 
 DELTA, RATE, BLOCK, EVERY = 1e-5, 0.5, 4, 3
 STEPS = {b"a": 12, b"b": 12}  # by phase
@@ -111,14 +112,14 @@ def work(folder: Path, *, late: bool, die_at: int, budget: Budget) -> int:
     with Ledger.open(folder / "a.ledger", dataset="twelve", budget=budget) as ledger:
         run = ledger.run("kills", block=1 if late else BLOCK)
         meter = Late(run) if late else run
-        around = Surroundings(
+        around = beside(
             meter=meter,
             checkpoints=Checkpoints(folder / "kept", every=EVERY),
             watch=meter.pay if late else lambda progress: None,
         )
         contribution = per_example(network(), supervised(CRITERION))
         try:
-            train(plan(folder / "truth", die_at), contribution, TensorUnits(examples()), around)
+            train(plan(folder / "truth", die_at), contribution, TensorUnits(examples()), **around)
         except BudgetError:
             return 3
     return 0

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference import FixedNoise, Tree
-from steps import CRITERION, examples, network, phase, plan, point_of
+from steps import CRITERION, beside, examples, network, phase, plan, point_of
 from torch import Tensor, nn
 
-from saltflat import Surroundings, check_model, per_example, supervised, train, without_batchnorm
+from saltflat import check_model, per_example, supervised, train, without_batchnorm
 from saltflat.core import check
 from saltflat.core.check import check_step
 from saltflat.data import TensorUnits
@@ -216,8 +216,8 @@ class Adapted(nn.Module):
 
 def learn(model: nn.Module, **changes) -> Tree:
     steps = phase(**{"steps": 2, **changes.pop("phase", {})})
-    around = Surroundings(**changes)
-    return train(plan(steps), per_example(model, supervised(CRITERION)), TensorUnits(examples()), around)
+    around = beside(**changes)
+    return train(plan(steps), per_example(model, supervised(CRITERION)), TensorUnits(examples()), **around)
 
 
 def test_an_adapter_that_is_wired_in_trains() -> None:
@@ -260,7 +260,7 @@ def test_a_parameter_without_noise_is_refused(spoil) -> None:
             plan(phase(steps=1), rate=1e-9),
             per_example(network(), supervised(CRITERION)),
             TensorUnits(far),
-            Surroundings(noise=Patchy(spoil)),
+            **beside(noise=Patchy(spoil)),
         )
 
 

@@ -8,19 +8,19 @@ neighbour into the recorded release; whoever scales or counts by the data shows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, flat
-from steps import CRITERION
+from steps import CRITERION, beside
 from torch import Tensor, nn
 
-from saltflat import Phase, Plan, Surroundings, per_example, supervised, train
+from saltflat import Phase, Plan, per_example, supervised, train
 from saltflat.core import ask as door
-from saltflat.core import train as loop
+from saltflat.core import step
 from saltflat.data import TensorUnits
 from saltflat.errors import SaltflatError
 from saltflat.methods import DPSGD, SAM, SAT
@@ -168,7 +168,7 @@ class Case:
         phases = tuple(self.phase(rng, trace, past) for _ in range(int(rng.integers(1, 3))))
         plan = Plan(phases=phases, rate=float(rng.choice([0.05, 0.3, 1.0])), size=int(rng.integers(1, 20)))
         recorded = Recorded(trace, past, FixedNoise(self.seed))
-        around = Surroundings(
+        around = beside(
             physical=int(rng.integers(1, 6)),
             noise=recorded,
             meter=recorded,
@@ -176,7 +176,7 @@ class Case:
             watch=lambda progress: trace.events.append(("watch", progress.step, progress.phase)),
         )
         COUNT[0] = len(data[1])
-        train(plan, per_example(self.network(), supervised(CRITERION)), TensorUnits(data), around)
+        train(plan, per_example(self.network(), supervised(CRITERION)), TensorUnits(data), **around)
         return trace
 
 
@@ -239,17 +239,17 @@ def by_length(self: Plan) -> float:
 def test_mutant_divide_by_the_length_of_the_data_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "expected_units", property(by_length))
     found, _ = check(range(15))
-    add, remove, replace = ([words for words, _ in found[number::3]] for number in range(3))
+    add, remove, swap = ([words for words, _ in found[number::3]] for number in range(3))
     assert add == ["scaling"] * 15
     assert remove.count("scaling") >= 10  # from one unit to none the mutant divides by 1 both times
-    assert replace == [""] * 15
+    assert swap == [""] * 15
 
 
 def test_mutant_skip_an_empty_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """No noise where nobody was drawn; the check at the first step, which sees it too, is switched off."""
     real = door.noised
-    monkeypatch.setattr(loop, "check_answer", lambda answer, params: answer)
-    monkeypatch.setattr(loop, "check_moved", lambda before, after: True)
+    monkeypatch.setattr(step, "check_answer", lambda answer, params: answer)
+    monkeypatch.setattr(step, "check_moved", lambda before, after: True)
 
     def skipping(bounded: Any, noise_multiplier: float, noise: Any) -> Tree:
         empty = all(bool((leaf == 0).all()) for leaf in bounded.total.values())
@@ -265,8 +265,8 @@ def test_mutant_skip_an_empty_batch_is_caught(monkeypatch: pytest.MonkeyPatch) -
 def test_mutant_clip_twice_as_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     real = door.clipped_sum
 
-    def loose(chunks: Any, bound: float, like: Tree) -> Any:
-        return type(found := real(chunks, 2 * bound, like))(found.total, bound)
+    def loose(chunks: Any, clip: Any, like: Tree) -> Any:
+        return replace(real(chunks, clip.times(2), like), sensitivity=clip.sensitivity)
 
     monkeypatch.setattr(door, "clipped_sum", loose)
     found, _ = check(range(15))

@@ -121,6 +121,19 @@ class TestFrames:
         expected = clipped_loop(gradients, 0.3) + flat(origin)
         torch.testing.assert_close(flat(answer), expected, rtol=1e-9, atol=1e-12)
 
+    def test_apart_in_a_frame(self) -> None:
+        """Units that are asked by themselves at the same point: the frame sees each of them."""
+        model, (x, y) = network(), examples()
+        point = point_of(model)
+        for frame in (
+            Shift({n: torch.full_like(p, 0.05) for n, p in point.items()}),
+            Precondition({n: torch.full_like(p, 0.3) for n, p in point.items()}),
+        ):
+            together = ask_about(model, (x, y), clip_norm=0.3, most=5)(point, frame=frame)
+            door = ask_about(model, (x, y), clip_norm=0.3, most=5)
+            apart = door.apart(lambda group: [point], weights=[1.0], groups=3, frame=frame)
+            torch.testing.assert_close(flat(apart), flat(together), rtol=1e-9, atol=1e-12)
+
     def test_preconditioned(self) -> None:
         model, (x, y) = network(), examples()
         point = point_of(model)

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from steps import CRITERION, examples, network, phase, plan
+from steps import CRITERION, beside, examples, network, phase, plan
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from saltflat import Checkpoints, Surroundings, per_example, supervised, train
-from saltflat.core import mechanism
+from saltflat import Checkpoints, clipping, per_example, supervised, train
+from saltflat.core import step
 from saltflat.core import train as loop
 from saltflat.core.train import Progress
 from saltflat.data import DatasetUnits
@@ -68,13 +68,13 @@ def reports(data: Shy, count: int, folder: Path, capfd: pytest.CaptureFixture[st
     folder.mkdir()
     try:
         with Ledger.open(folder / "a.ledger", dataset="d") as ledger:
-            around = Surroundings(
+            around = beside(
                 meter=ledger.run("one", block=3),
                 checkpoints=Checkpoints(folder / "kept", every=2),
                 watch=watch,
                 physical=3,
             )
-            train(two, per_example(network(), supervised(CRITERION)), DatasetUnits(data, count), around)
+            train(two, per_example(network(), supervised(CRITERION)), DatasetUnits(data, count), **around)
     finally:
         root.removeHandler(handler)
         root.setLevel(level)
@@ -125,14 +125,14 @@ def test_a8_the_length_is_never_read(tmp_path: Path, capfd: pytest.CaptureFixtur
 def test_a8_catches_a_clipped_share_in_the_log(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = mechanism.clip_weights
+    real = clipping.clip_weights
 
     def telling(norms: Tensor, bound: float) -> Tensor:
         weights = real(norms, bound)
         logging.getLogger("saltflat").debug("clipped share %.2f", float((weights < 1).double().mean()))
         return weights
 
-    monkeypatch.setattr(mechanism, "clip_weights", telling)
+    monkeypatch.setattr(clipping, "clip_weights", telling)
     one, other = both(tmp_path, capfd)
     assert one != other
 
@@ -142,7 +142,7 @@ def test_a8_catches_numbers_in_a_checkpoint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     real, secret = loop.save, {"size": 0.0, "loss": 0.0, "norm": 0.0}
-    draw, losses, weights = loop.poisson, CRITERION.forward, mechanism.clip_weights
+    draw, losses, weights = step.poisson, CRITERION.forward, clipping.clip_weights
 
     def drawn(count: int, *rest: Any) -> Any:
         secret["size"] = count
@@ -162,9 +162,9 @@ def test_a8_catches_numbers_in_a_checkpoint(
         (file,) = sorted(Path(kept.folder).glob("*.json"))[-1:]
         file.write_text(json.dumps({**json.loads(file.read_text()), leak: secret[leak]}))
 
-    monkeypatch.setattr(loop, "poisson", drawn)
+    monkeypatch.setattr(step, "poisson", drawn)
     monkeypatch.setattr(CRITERION, "forward", loss)
-    monkeypatch.setattr(mechanism, "clip_weights", clipped)
+    monkeypatch.setattr(clipping, "clip_weights", clipped)
     monkeypatch.setattr(loop, "save", leaking)
     one, other = both(tmp_path, capfd)
     assert one != other
@@ -173,7 +173,7 @@ def test_a8_catches_numbers_in_a_checkpoint(
 def test_a8_catches_a_length_on_the_way(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, real = Shy(12, 1.0), loop.poisson
-    monkeypatch.setattr(loop, "poisson", lambda count, *rest: real(len(data), *rest))
+    data, real = Shy(12, 1.0), step.poisson
+    monkeypatch.setattr(step, "poisson", lambda count, *rest: real(len(data), *rest))
     with pytest.raises(RuntimeError, match="length"):
         reports(data, 12, tmp_path / "a", capfd)

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, flat
-from steps import CRITERION, examples, network, phase, plan
+from steps import CRITERION, beside, examples, network, phase, plan
 from torch import nn
 
-from saltflat import Checkpoints, Plan, Surroundings, per_example, supervised, train
+from saltflat import Checkpoints, Plan, per_example, supervised, train
+from saltflat.core import step
 from saltflat.core import train as loop
 from saltflat.core.stop import finish_first
 from saltflat.data import TensorUnits
@@ -27,7 +28,8 @@ from saltflat.methods import DPLIS, SAM, SAT
 from saltflat.optimizers import EMA, SGD, Adam, AdamBC, Torch
 from saltflat.privacy.noise import SecureNoise, SeededNoise
 from saltflat.privacy.record.checkpoint import load
-from saltflat.privacy.record.ledger import Budget, Ledger, read
+from saltflat.privacy.record.history import Budget, read
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.schedules import Linear
 
 
@@ -49,9 +51,9 @@ def run(
 
     kept = None if folder is None else Checkpoints(folder, every=1)
     given = {"noise": FixedNoise(), "sampling": np.random.default_rng(0), "physical": 5, "watch": watch}
-    around = Surroundings(**{**given, "checkpoints": kept, **changes})
+    around = beside(**{**given, "checkpoints": kept, **changes})
     return train(
-        the_plan, per_example(model or network(), supervised(CRITERION)), TensorUnits(examples()), around
+        the_plan, per_example(model or network(), supervised(CRITERION)), TensorUnits(examples()), **around
     )
 
 
@@ -136,7 +138,7 @@ def test_a_finished_run_touches_neither_data_nor_meter(tmp_path: Path) -> None:
         plan(),
         per_example(network(1), supervised(CRITERION)),
         Never(),
-        Surroundings(meter=Never(), checkpoints=Checkpoints(tmp_path)),
+        **beside(meter=Never(), checkpoints=Checkpoints(tmp_path)),
     )
     assert torch.equal(flat(again), flat(done))
 
@@ -158,8 +160,8 @@ def test_private_runs_draw_fresh_noise_and_fresh_samples(
 ) -> None:
     """Neither the noise nor the sample of a step that runs again may be the same: seeds do not come back."""
     drawn: list[Any] = []
-    real = loop.poisson
-    monkeypatch.setattr(loop, "poisson", lambda *args: drawn.append(args[2].random(4)) or real(*args))
+    real = step.poisson
+    monkeypatch.setattr(step, "poisson", lambda *args: drawn.append(args[2].random(4)) or real(*args))
     ends = []
     with pytest.raises(Crash):
         run(plan(), tmp_path / "kept", crash=2, noise=SecureNoise())
@@ -174,7 +176,7 @@ def test_private_runs_draw_fresh_noise_and_fresh_samples(
 def test_mutant_sampler_set_back_in_a_private_run_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "_repeatable", lambda around: around.sampling)
+    monkeypatch.setattr(loop._Run, "repeatable", property(lambda run: run.safeguards.sampling))
     with pytest.raises(AssertionError):
         test_private_runs_draw_fresh_noise_and_fresh_samples(tmp_path, monkeypatch)
 

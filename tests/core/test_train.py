@@ -8,26 +8,27 @@ import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, flat
-from steps import CRITERION, examples, network, phase, plan, point_of
+from steps import CRITERION, beside, examples, network, phase, plan, point_of
 from torch import nn
 
-from saltflat import Phase, Plan, Surroundings, calibrate, per_example, supervised, train
+from saltflat import Phase, Plan, calibrate, per_example, supervised, train
 from saltflat.core.train import Progress
 from saltflat.data import DatasetUnits, TensorUnits
 from saltflat.errors import AccountingError, BudgetError, SettingError
 from saltflat.methods import DPSGD, SAM, SAT, Secant
 from saltflat.optimizers import EMA, SGD, Adam, Torch
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 
 INFINITE = float("inf")
 
 
 def run(the_plan: Plan, *, seed: int = 0, **surroundings) -> Tree:
     model = network()
-    around = Surroundings(
+    around = beside(
         **{"noise": FixedNoise(seed), "sampling": np.random.default_rng(seed), "physical": 5} | surroundings
     )
-    return train(the_plan, per_example(model, supervised(CRITERION)), TensorUnits(examples()), around)
+    return train(the_plan, per_example(model, supervised(CRITERION)), TensorUnits(examples()), **around)
 
 
 class TestPlainTraining:
@@ -128,7 +129,7 @@ class TestLoop:
 
     def test_a_phase_that_ends_early_leaves_its_steps_to_the_next(self) -> None:
         seen: list[Progress] = []
-        third = Secant(SAT(0.1), lr=0.1), lambda state: state["steps"] == 3
+        third = Secant(SAT(0.1), lr=0.1), lambda state: state.steps == 3
         early = phase(steps=5, method=third[0], until=third[1])
         run(plan(early, phase(steps=2, noise_multiplier=2.0)), watch=seen.append)
         assert [p.phase for p in seen] == [0, 0, 0, 1, 1, 1, 1]
@@ -153,8 +154,8 @@ class TestLoop:
 
     def test_datasets_are_as_good_as_tensors(self) -> None:
         data = torch.utils.data.TensorDataset(*examples())
-        around = Surroundings(noise=FixedNoise(), sampling=np.random.default_rng(0), physical=5)
-        params = train(plan(), per_example(network(), supervised(CRITERION)), DatasetUnits.of(data), around)
+        around = beside(noise=FixedNoise(), sampling=np.random.default_rng(0), physical=5)
+        params = train(plan(), per_example(network(), supervised(CRITERION)), DatasetUnits.of(data), **around)
         assert torch.equal(flat(params), flat(run(plan())))
 
     def test_an_empty_draw_is_a_step_like_any_other(self) -> None:

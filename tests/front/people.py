@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 from reference import FixedNoise
+from steps import beside
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from saltflat import Surroundings
 
 
 class Secret(FixedNoise):
@@ -20,10 +19,19 @@ class Secret(FixedNoise):
     private = True
 
 
-def around(seed: int = 0, **more: Any) -> Surroundings:
+class SecretCoins:
+    """The same for draws of units."""
+
+    private = True
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed).random
+
+
+def around(seed: int = 0, **more: Any) -> dict[str, Any]:
     """Equal noise and equal samples at every call."""
-    given = {"noise": Secret(seed), "sampling": np.random.default_rng(seed), "physical": 5}
-    return Surroundings(**given | more)
+    given = {"noise": Secret(seed), "sampling": SecretCoins(seed), "physical": 5}
+    return beside(**given | more)
 
 
 class Tagger(nn.Module):

@@ -23,7 +23,8 @@ from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import compose
 from saltflat.privacy.accounting.events import phase_event as accounting_event
 from saltflat.privacy.noise import SeededNoise
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 
 FEW = plan(phase(steps=3, method=sf.methods.SAT(0.1), optimizer=sf.optimizers.SGD(lr=0.5)))
 
@@ -47,7 +48,7 @@ class TestTheParts:
             epochs=2,
             clip_norm=0.5,
             optimizer=sf.optimizers.SGD(lr=0.5, momentum=0.9),
-            around=around(),
+            **around(),
         )
         one = phase(
             steps=4,
@@ -57,14 +58,14 @@ class TestTheParts:
         )
         by_hand = sf.calibrate(plan(one), epsilon=3.0, delta=1e-3)
         contribution = sf.per_example(second, sf.supervised(CRITERION))
-        params = sf.train(by_hand, contribution, sf.data.TensorUnits(examples()), around())
+        params = sf.train(by_hand, contribution, sf.data.TensorUnits(examples()), **around())
         assert fitted.plan == by_hand
         assert torch.equal(flat(fitted.params), flat(params))
         assert torch.equal(weights(first), weights(second))
         assert fitted.model is first
 
     def test_the_result_says_what_it_costs(self) -> None:
-        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
+        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, **around())
         assert fitted.epsilon == bounds.epsilon(FEW.event(), 1e-3)
         assert fitted.delta == 1e-3
         for said in ("epsilon ", "delta 0.001", "unit: one example", "add or remove one unit", "Poisson"):
@@ -80,7 +81,7 @@ class TestTheParts:
         two = sf.sai(steps=(2, 3), rate=0.5, size=12, epsilon=2.0, delta=1e-3)
         seen: list[int] = []
         watch = lambda progress: seen.append(progress.phase)
-        fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, around=around(watch=watch))
+        fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, **around(watch=watch))
         assert seen == [0, 0, 1, 1, 1]
         assert fitted.epsilon <= 2.0
         assert "SAT: 2 steps" in str(fitted)
@@ -97,19 +98,19 @@ class TestTheParts:
             until=sf.methods.Plateau(window=2, patience=1),
         )
         assert two.data_driven
-        fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, around=around())
+        fitted = sf.fit(network(), CRITERION, examples(), plan=two, delta=1e-3, **around())
         assert fitted.epsilon <= 2.0
 
     def test_seeded_noise_is_not_private_and_says_so(self) -> None:
         seeded = around(noise=SeededNoise(1))
-        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=seeded)
+        fitted = sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, **seeded)
         assert fitted.epsilon == math.inf
         assert str(fitted).startswith("NOT PRIVATE: seeded")
 
     def test_a_ledger_is_charged(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "l", dataset="twelve", budget=Budget(epsilon=99, delta=1e-3)) as ledger:
             with ledger.run("one", block=1) as meter:
-                sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, around=around(meter=meter))
+                sf.fit(network(), CRITERION, examples(), plan=FEW, delta=1e-3, **around(meter=meter))
             assert ledger.history.steps() == {(0.5, 1.0): 3}
 
     def test_past_the_budget_the_model_is_left_alone(self, tmp_path: Path) -> None:
@@ -118,14 +119,14 @@ class TestTheParts:
         with Ledger.open(tmp_path / "l", dataset="twelve", budget=budget) as ledger:
             meter = ledger.run("one", block=1)
             with pytest.raises(BudgetError):
-                sf.fit(model, CRITERION, examples(), plan=FEW, delta=1e-3, around=around(meter=meter))
+                sf.fit(model, CRITERION, examples(), plan=FEW, delta=1e-3, **around(meter=meter))
         assert all(torch.isfinite(p).all() for p in model.parameters())
 
     def test_the_model_ends_with_the_running_mean_if_the_plan_has_one(self) -> None:
         seen: list[Any] = []
         model = network()
         mean = replace(FEW, ema=sf.optimizers.EMA(0.9))
-        sf.fit(model, CRITERION, examples(), plan=mean, delta=1e-3, around=around(watch=seen.append))
+        sf.fit(model, CRITERION, examples(), plan=mean, delta=1e-3, **around(watch=seen.append))
         torch.testing.assert_close(flat(point_of(model)), flat(seen[-1].ending))
         assert not torch.equal(flat(seen[-1].ending), flat(seen[-1].params))
 
@@ -133,9 +134,9 @@ class TestTheParts:
         twice = sf.each_view(lambda batch: batch, 2)
         same, once = network(), network()
         sf.fit(
-            same, CRITERION, examples(), plan=FEW, delta=1e-3, around=around(), views=2, augment=twice
+            same, CRITERION, examples(), plan=FEW, delta=1e-3, **around(), views=2, augment=twice
         )  # two equal views are one
-        sf.fit(once, CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
+        sf.fit(once, CRITERION, examples(), plan=FEW, delta=1e-3, **around())
         torch.testing.assert_close(weights(same), weights(once))
 
 
@@ -152,7 +153,7 @@ class TestWhatPeopleBring:
         found = []
         for data in forms:
             model = network()
-            sf.fit(model, CRITERION, data, plan=FEW, delta=1e-3, around=around())
+            sf.fit(model, CRITERION, data, plan=FEW, delta=1e-3, **around())
             found.append(weights(model))
         assert all(torch.equal(found[0], other) for other in found[1:])
 
@@ -175,7 +176,7 @@ class TestWhatPeopleBring:
         """As Hugging Face models are; from a dictionary of tensors and from a dataset of dictionaries."""
         model = Tagger()
         keys, before = list(model.state_dict()), weights(model)
-        sf.fit(model, tagging, bring(sentences()), plan=FEW, delta=1e-3, around=around())
+        sf.fit(model, tagging, bring(sentences()), plan=FEW, delta=1e-3, **around())
         assert list(model.state_dict()) == keys
         assert not torch.equal(before, weights(model))
 
@@ -183,7 +184,7 @@ class TestWhatPeopleBring:
         found = []
         for data in (sentences(), Items(sentences())):
             model = Tagger()
-            sf.fit(model, tagging, data, plan=FEW, delta=1e-3, around=around())
+            sf.fit(model, tagging, data, plan=FEW, delta=1e-3, **around())
             found.append(weights(model))
         assert torch.equal(*found)
 
@@ -233,8 +234,8 @@ class TestWhatPeopleBring:
                 return F.cross_entropy(out, target, reduction="none")
 
         first, second = network(), network()
-        sf.fit(first, Own(), examples(), plan=FEW, delta=1e-3, around=around())
-        sf.fit(second, CRITERION, examples(), plan=FEW, delta=1e-3, around=around())
+        sf.fit(first, Own(), examples(), plan=FEW, delta=1e-3, **around())
+        sf.fit(second, CRITERION, examples(), plan=FEW, delta=1e-3, **around())
         assert torch.equal(weights(first), weights(second))
 
 
@@ -273,7 +274,7 @@ class TestGoingOn:
         with Ledger.open(folder / "ledger", dataset="people") as book, book.run("one", block=1) as run:
             kept = sf.Checkpoints(folder / "kept", every=2)
             surroundings = around(meter=run, checkpoints=kept, watch=watch)
-            fitted = sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, around=surroundings)
+            fitted = sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, **surroundings)
             return fitted, run.charged()
 
     def break_off(self, progress: Any) -> None:
@@ -297,7 +298,7 @@ class TestGoingOn:
     def test_checkpoints_need_a_record(self, tmp_path: Path) -> None:
         kept = around(checkpoints=sf.Checkpoints(tmp_path))
         with pytest.raises(SettingError, match="give a ledger's run as the meter"):
-            sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, around=kept)
+            sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, **kept)
 
 
 def test_steps_on_record_beyond_the_plan_are_added_to_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,19 +20,20 @@ from saltflat.front import PrivateLoop
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.noise import SeededNoise
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 
 
 def loop(model: nn.Module, the_plan: sf.Plan | None = None, lr: float = 0.5, **settings) -> PrivateLoop:
     optimizer = settings.pop("optimizer", None) or torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    given = {"plan": the_plan or plan(phase(steps=4)), "delta": 1e-3, "around": around()}
+    given = {"plan": the_plan or plan(phase(steps=4)), "delta": 1e-3, **around()}
     return sf.make_private(model, CRITERION, examples(), optimizer=optimizer, **given | settings)
 
 
 def trained(the_plan: sf.Plan) -> torch.Tensor:
     """The weights that `train` ends with, with saltflat's own SGD and the same sources."""
     contribution = sf.per_example(network(), sf.supervised(CRITERION))
-    return flat(sf.train(the_plan, contribution, sf.data.TensorUnits(examples()), around()))
+    return flat(sf.train(the_plan, contribution, sf.data.TensorUnits(examples()), **around()))
 
 
 METHODS = [
@@ -70,12 +72,12 @@ class TestEqualsTrain:
         early = phase(
             steps=4,
             method=sf.methods.Secant(sf.methods.SAT(0.1), lr=0.5),
-            until=lambda state: state["steps"] == 2,
+            until=lambda state: state.steps == 2,
         )
         seen: list[int] = []
         both = plan(early, phase(steps=2, noise_multiplier=2.0))
         private = loop(
-            network(), both, around=around(watch=lambda progress: seen.append(progress.phase)), delta=1e-3
+            network(), both, **around(watch=lambda progress: seen.append(progress.phase)), delta=1e-3
         )
         for batch in private:
             private.step(batch)
@@ -93,11 +95,11 @@ class TestEqualsTrain:
     def test_calibrated_as_fit_is(self) -> None:
         settings = {"epsilon": 3.0, "delta": 1e-3, "batch_size": 6, "epochs": 2, "clip_norm": 0.5}
         model, whole = network(), network()
-        private = loop(model, plan=None, around=around(), **settings)
+        private = loop(model, plan=None, **around(), **settings)
         for batch in private:
             private.step(batch)
         sgd = sf.optimizers.SGD(lr=0.5, momentum=0.9)
-        fitted = sf.fit(whole, CRITERION, examples(), optimizer=sgd, around=around(), **settings)
+        fitted = sf.fit(whole, CRITERION, examples(), optimizer=sgd, **around(), **settings)
         torch.testing.assert_close(flat(point_of(model)), flat(point_of(whole)), rtol=1e-12, atol=1e-14)
         assert private.statement == fitted.statement
         assert private.epsilon() == fitted.epsilon
@@ -179,7 +181,7 @@ class TestTheUsersThings:
         model = Tagger()
         sgd = torch.optim.SGD(model.parameters(), lr=0.5)
         private = sf.make_private(
-            model, tagging, sentences(), optimizer=sgd, plan=plan(phase(steps=2)), delta=1e-3, around=around()
+            model, tagging, sentences(), optimizer=sgd, plan=plan(phase(steps=2)), delta=1e-3, **around()
         )
         before = flat(point_of(model)).clone()
         for batch in private:
@@ -221,11 +223,11 @@ class TestCost:
         assert private.epsilon() == pytest.approx(private.plan.epsilon(1e-3))
 
     def test_seeded_noise_has_no_epsilon(self) -> None:
-        assert loop(network(), around=around(noise=SeededNoise(1))).epsilon() == math.inf
+        assert loop(network(), **around(noise=SeededNoise(1))).epsilon() == math.inf
 
     def test_the_ledger_is_charged_step_by_step(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "l", dataset="twelve") as ledger, ledger.run("one", block=1) as meter:
-            private = loop(network(), around=around(meter=meter))
+            private = loop(network(), **around(meter=meter))
             for taken, batch in enumerate(private):
                 assert ledger.history.steps().get((0.5, 1.0), 0) == taken  # drawn, and not yet charged
                 private.step(batch)
@@ -235,7 +237,7 @@ class TestCost:
         model = network()
         budget = Budget(epsilon=plan(phase(steps=2)).epsilon(1e-3) * 1.001, delta=1e-3)
         with Ledger.open(tmp_path / "l", dataset="twelve", budget=budget) as ledger:
-            private = loop(model, around=around(meter=ledger.run("one", block=1)))
+            private = loop(model, **around(meter=ledger.run("one", block=1)))
             batches = iter(private)
             for _ in range(2):
                 private.step(next(batches))
@@ -252,7 +254,7 @@ class TestCost:
             def normal(self, like):
                 raise MemoryError
 
-        private = loop(network(), around=around(noise=Broken()))
+        private = loop(network(), **around(noise=Broken()))
         batch = next(iter(private))
         with pytest.raises(MemoryError):
             private.step(batch)
@@ -270,7 +272,7 @@ class TestCost:
                 return super().normal(like)
 
         two = plan(phase(steps=2), phase(steps=1, noise_multiplier=3.0))
-        private = loop(network(), two, around=around(noise=Once()))
+        private = loop(network(), two, **around(noise=Once()))
         private.step(next(iter(private)))
         with pytest.raises(MemoryError):
             private.step(next(iter(private)))
@@ -283,7 +285,7 @@ class TestBatches:
     def test_empty_ones_are_stepped_with_noise(self) -> None:
         noise, model = Secret(), network()
         before = flat(point_of(model)).clone()
-        private = loop(model, plan(phase(steps=3), rate=1e-9), around=around(noise=noise))
+        private = loop(model, plan(phase(steps=3), rate=1e-9), **around(noise=noise))
         for batch in private:
             assert len(batch.samples[0]) == 0
             private.step(batch)
@@ -336,3 +338,42 @@ class TestBatches:
         while not private.finished:
             lengths.append(sum(private.step(batch) is None for batch in private.epoch()))
         assert lengths == [2, 2, 1]
+
+
+class TestFirstSteps:
+    """Both ways in look at the first steps in the same way: until one has moved the weights."""
+
+    @staticmethod
+    def optimizer(leaves: Any) -> torch.optim.Optimizer:
+        first, *rest = leaves
+        return torch.optim.SGD([{"params": [first]}, {"params": rest}], lr=0.1)
+
+    @staticmethod
+    def scheduler(sgd: torch.optim.Optimizer, second: float) -> Any:
+        """Learning rate 0 in the first step; from the second on, ``second`` for one of the two groups."""
+        rates = [lambda step: second * (step > 0), lambda step: float(step > 0)]
+        return torch.optim.lr_scheduler.LambdaLR(sgd, rates)
+
+    def by_train(self, second: float) -> None:
+        rule = sf.optimizers.Torch(self.optimizer, lambda sgd: self.scheduler(sgd, second))
+        contribution = sf.per_example(network(), sf.supervised(CRITERION))
+        units = sf.data.TensorUnits(examples())
+        sf.train(plan(phase(steps=3, optimizer=rule)), contribution, units, **around())
+
+    def by_loop(self, second: float) -> None:
+        model = network()
+        sgd = self.optimizer(model.parameters())
+        slower = self.scheduler(sgd, second)
+        private = loop(model, plan(phase(steps=3)), optimizer=sgd)
+        for batch in private:
+            private.step(batch)
+            slower.step()
+
+    @pytest.mark.parametrize("way", ["by_train", "by_loop"])
+    def test_a_first_step_at_learning_rate_0_is_let_pass(self, way: str) -> None:
+        getattr(self, way)(second=1.0)
+
+    @pytest.mark.parametrize("way", ["by_train", "by_loop"])
+    def test_but_the_next_one_is_looked_at(self, way: str) -> None:
+        with pytest.raises(ModelError, match=r"'0.weight' was not moved by a step that moved others"):
+            getattr(self, way)(second=0.0)

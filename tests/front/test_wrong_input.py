@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from steps import CRITERION, examples, network, phase, plan
+from steps import CRITERION, beside, examples, network, phase, plan
 from torch import nn
 from torch.nn import functional as F
 
@@ -204,8 +204,6 @@ def test_what_belongs_to_train_is_refused_in_a_loop_of_ones_own(tmp_path: Path) 
     model, criterion = nn.Linear(5, 2), nn.CrossEntropyLoss(reduction="none")
     data = torch.zeros(100, 5), torch.zeros(100, dtype=torch.long)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept = sf.Surroundings(checkpoints=sf.Checkpoints(tmp_path))
+    kept = beside(checkpoints=sf.Checkpoints(tmp_path))
     with pytest.raises(SettingError, match="belong to fit and train"):
-        sf.make_private(
-            model, criterion, data, optimizer=sgd, epsilon=3, batch_size=10, epochs=1, around=kept
-        )
+        sf.make_private(model, criterion, data, optimizer=sgd, epsilon=3, batch_size=10, epochs=1, **kept)

@@ -372,7 +372,8 @@ def test_norms_of_a_chunk_are_the_loops() -> None:
     params = {name: p.detach() for name, p in model.named_parameters()}
     chunk = per_example(model, supervised(shapes.LOSS))([params], [1.0], (x, y))
     true = gradient_loop(model, params, x, y, shapes.LOSS).norm(dim=1)
-    found = norm_histogram([chunk.norms()], clip_norm=float(true.median()), access=PUBLIC)
+    above = float(true.median()) * (1 + 1e-9)  # the two ways to the median itself differ in the last digit
+    found = norm_histogram([chunk.norms()], clip_norm=above, access=PUBLIC)
     assert found.clipped_share == pytest.approx(4 / 9)
 
 

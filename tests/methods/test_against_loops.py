@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, clipped_loop, flat, gradient_loop
-from steps import CRITERION, ask_about, examples, network, phase, plan, point_of
+from steps import CRITERION, ask_about, beside, examples, network, phase, plan, point_of
 from torch import Tensor
 
-from saltflat import Surroundings, per_example, supervised, train
+from saltflat import per_example, supervised, train
 from saltflat.core.sampling import poisson
 from saltflat.data import TensorUnits
 from saltflat.methods import DPSGD, SAM, SAT
@@ -97,9 +97,9 @@ def test_method_equals_its_formula(name: str, most: int) -> None:
         rate=RATE,
         size=SIZE,
     )
-    sources = Surroundings(physical=most, noise=FixedNoise(5), sampling=np.random.default_rng(5))
+    sources = beside(physical=most, noise=FixedNoise(5), sampling=np.random.default_rng(5))
     contribution = per_example(network(), supervised(CRITERION))
-    result = train(the_plan, contribution, TensorUnits(examples(SIZE)), sources)
+    result = train(the_plan, contribution, TensorUnits(examples(SIZE)), **sources)
     torch.testing.assert_close(flat(result), w, rtol=1e-9, atol=1e-12)
 
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, clipped_loop, flat, gradient_loop
-from steps import CRITERION, ask_about, examples, network, phase, plan, point_of
+from steps import CRITERION, ask_about, beside, by_number, examples, network, phase, plan, point_of
 from torch import Tensor, nn
 
-from saltflat import Surroundings, each_view, per_example, supervised, train
+from saltflat import each_view, per_example, supervised, train
 from saltflat.clipping import Automatic, PerLayer
+from saltflat.core.contribution import chunks_of
 from saltflat.core.sampling import poisson
 from saltflat.data import TensorUnits
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.frames import Shift
 from saltflat.gradients.standardised import standardised
 from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile
+from saltflat.methods.dplis import Smoothing
+from saltflat.methods.quantile import Following
 from saltflat.optimizers import SGD, AdamBC, AntiNoise
 from saltflat.privacy.noise import SecureNoise
 from saltflat.tree import Released
@@ -52,7 +56,8 @@ class TestDPLIS:
         model = network()
         method = DPLIS(lr=0.5, copies=2, per_example=True)
         door = ask_about(model, examples(), clip_norm=0.3, noise_multiplier=0.7, most=5)
-        answer, _ = method.step(door, point_of(model), {"inner": None, "steps": 4})
+        with patch.object(chunks_of, "apart", by_number):
+            answer, _ = method.step(door, point_of(model), Smoothing(None, 4))
         rows = []
         for unit in range(12):
             jitter = method._jitter(point_of(model), 10 * 0.5 * 0.7 * 0.3, (0, 4, unit))
@@ -77,7 +82,7 @@ class TestDPLIS:
 
     def test_the_legacy_sum_is_harder_clipping_and_larger_steps(self) -> None:
         """clip(K g, C) = K clip(g, C / K)."""
-        model, state = network(), {"inner": None, "steps": 0}
+        model, state = network(), Smoothing(None)
         go = lambda total, bound: flat(
             DPLIS(lr=0.5, copies=4, reach=0.0, total=total).step(
                 ask_about(model, examples(), clip_norm=bound), point_of(model), state
@@ -93,7 +98,7 @@ class TestDPLIS:
             DPLIS(lr=0.1, method=SAT(0.1, drift=2), per_example=True).step(
                 ask_about(network(), examples()),
                 point_of(network()),
-                {"inner": SAT(0.1).init(point_of(network())), "steps": 0},
+                Smoothing(SAT(0.1).init(point_of(network()))),
             )
 
 
@@ -129,10 +134,10 @@ def by_hand(step, *, steps: int = 5) -> Tensor:
 
 def by_library(**changes) -> Tensor:
     the_phase = {"noise_multiplier": SIGMA, "clip_norm": CLIP, "optimizer": SGD(lr=LR), **changes}
-    sources = Surroundings(physical=4, noise=FixedNoise(5), sampling=np.random.default_rng(5))
+    sources = beside(physical=4, noise=FixedNoise(5), sampling=np.random.default_rng(5))
     unit = per_example(network(), supervised(CRITERION))
     return flat(
-        train(plan(phase(**the_phase), rate=RATE, size=SIZE), unit, TensorUnits(examples(SIZE)), sources)
+        train(plan(phase(**the_phase), rate=RATE, size=SIZE), unit, TensorUnits(examples(SIZE)), **sources)
     )
 
 
@@ -161,7 +166,8 @@ def test_the_drift_of_public_code() -> None:
         up = along(past[-1]) if past else torch.zeros_like(w)
         return ask(lambda unit: w + (unit % 3 + 1) * up, draw()), 2 * up
 
-    ours = by_library(method=SAT(RADIUS, drift=3), optimizer=AntiNoise(SGD(lr=LR), 2 * RADIUS))
+    with patch.object(chunks_of, "apart", by_number):
+        ours = by_library(method=SAT(RADIUS, drift=3), optimizer=AntiNoise(SGD(lr=LR), 2 * RADIUS))
     torch.testing.assert_close(ours, by_hand(step), **EXACT)
 
 
@@ -270,15 +276,15 @@ class TestClippingRules:
 class TestAdaptiveClipping:
     def test_one_step(self) -> None:
         """Noise off: the count is exact, and C moves by exp(-rate (b - quantile))."""
-        model, method = network(), Quantile(DPSGD(), quantile=0.3, rate=0.5, share=0.2)
+        model, method = network(), Quantile(DPSGD(), quantile=0.3, speed=0.5, share=0.2)
         norms = gradients(model, point_of(model)).norm(dim=1)
         bound = float(norms.sort()[0][7:9].mean())  # 8 of 12 are within
-        state = {"inner": None, "factor": 1.0}
+        state = Following(None, 1.0)
         door = ask_about(model, examples(), clip_norm=bound)
         answer, after = method.step(door, point_of(model), state)
         # expected_units is 1 here, so the fraction is sum(b - 1/2) + 1/2 = 2.5, and is taken as 1
         assert door.fraction == pytest.approx(0.5 * (8 - 4) + 0.5)
-        assert after["factor"] == pytest.approx(math.exp(-0.5 * (1 - 0.3)))
+        assert after.factor == pytest.approx(math.exp(-0.5 * (1 - 0.3)))
         torch.testing.assert_close(
             flat(answer), clipped_loop(gradients(model, point_of(model)), bound), **EXACT
         )
@@ -290,17 +296,17 @@ class TestAdaptiveClipping:
         class Noting(Quantile):
             def step(self, ask, params, state):
                 direction, state = super().step(ask, params, state)
-                factors.append(state["factor"])
+                factors.append(state.factor)
                 return direction, state
 
         changes = {"method": Noting(DPSGD(), share=0.5), "steps": 120, "noise_multiplier": 0.05}
         one = phase(**changes, clip_norm=20.0, optimizer=SGD(lr=1e-9))
-        sources = Surroundings(noise=FixedNoise(5), sampling=np.random.default_rng(5))
+        sources = beside(noise=FixedNoise(5), sampling=np.random.default_rng(5))
         train(
             plan(one, rate=1.0, size=12),
             per_example(network(), supervised(CRITERION)),
             TensorUnits(examples()),
-            sources,
+            **sources,
         )
         norms = gradients(network(), point_of(network())).norm(dim=1).sort()[0]
         assert float(norms[4]) <= 20.0 * factors[-1] <= float(norms[7])
@@ -332,11 +338,11 @@ class TestAdaptiveClipping:
         assert door.sensitivity == pytest.approx(0.1)
 
     def test_flat_clipping_only(self) -> None:
-        with pytest.raises(SettingError, match="flat clipping"):
+        with pytest.raises(SettingError, match="give the phase a number"):
             ask_about(network(), examples(), clip_norm=Automatic()).counting(1.0, 0.1)
 
     def test_settings(self) -> None:
-        for wrong in ({"quantile": 1.1}, {"rate": -1.0}, {"share": 1.0}, {"share": math.nan}):
+        for wrong in ({"quantile": 1.1}, {"speed": -1.0}, {"share": 1.0}, {"share": math.nan}):
             with pytest.raises(SettingError):
                 Quantile(DPSGD(), **wrong)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from saltflat.core.ask import Heard
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.frames import Precondition, Shift
 from saltflat.methods import SAM, SAT, Antithetic, Gap, Plateau, PublicSharpness, Secant
+from saltflat.methods.quantile import Following
+from saltflat.methods.switch import Readings
 from saltflat.optimizers import SGD
 from saltflat.tree import Released
 
@@ -52,7 +56,7 @@ def follow(method, optimizer, steps: int) -> tuple[float, list[Tensor]]:
         direction, state = method.step(door, params, state)
         asked.append(door.heard[-1].point["w"])
         params, memory = optimizer.step(params, direction, memory)
-    return math.fsum(state["readings"]) / len(state["readings"]), asked
+    return math.fsum(state.readings) / len(state.readings), asked
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -95,6 +99,20 @@ class TestGap:
         answer = ask_about(model, (x, y), most=5).gap(low, high, bound=0.3, share=0.1)
         assert answer == pytest.approx(float(differences.clamp(-0.3, 0.3).sum()))
 
+    def test_relative_to_the_rise_that_a_frame_expects(self) -> None:
+        """r + sum clamp(d_i - r): units near what was expected are not clamped, however large the rise is."""
+        model, (x, y) = network(), examples()
+        low, high = point_of(model), {n: p + 0.2 for n, p in point_of(model).items()}
+        differences = losses(model, high, x, y) - losses(model, low, x, y)
+        origin = {n: torch.full_like(p, 0.07) for n, p in low.items()}
+        rise = float((flat(origin) * (flat(high) - flat(low))).sum())
+        answer = ask_about(model, (x, y), most=5).gap(low, high, bound=0.3, share=0.1, frame=Shift(origin))
+        assert answer == pytest.approx(rise + float((differences - rise).clamp(-0.3, 0.3).sum()))
+        scale = {n: torch.full_like(p, 0.5) for n, p in low.items()}
+        plain = ask_about(model, (x, y)).gap(low, high, bound=0.3, share=0.1)
+        same = ask_about(model, (x, y)).gap(low, high, bound=0.3, share=0.1, frame=Precondition(scale))
+        assert same == pytest.approx(plain)
+
     def test_a_record_that_breaks_the_loss_adds_nothing(self) -> None:
         model, (x, y) = network(), examples()
         low, high = point_of(model), {n: p + 0.2 for n, p in point_of(model).items()}
@@ -114,13 +132,13 @@ class TestGap:
         model = network()
         method = Gap(method=SAT(0.1), radius=0.2, bound=0.5)
         last = {n: torch.ones_like(p) for n, p in point_of(model).items()}
-        state = {**method.init(point_of(model)), "last": last}
+        state = replace(method.init(point_of(model)), last=last)
         _, after = method.step(ask_about(model, examples()), point_of(model), state)
         length = flat(last).norm()
         high = {n: p + 0.2 * last[n] / length for n, p in point_of(model).items()}
         x, y = examples()
         differences = losses(model, high, x, y) - losses(model, point_of(model), x, y)
-        assert after["readings"] == pytest.approx((float(differences.clamp(-0.5, 0.5).sum()),))
+        assert after.readings == pytest.approx((float(differences.clamp(-0.5, 0.5).sum()),))
 
 
 def losses(model, point: Tree, x: Tensor, y: Tensor) -> Tensor:
@@ -128,8 +146,8 @@ def losses(model, point: Tree, x: Tensor, y: Tensor) -> Tensor:
 
 
 class TestPlateau:
-    def state(self, *readings: float, steps: int = 100) -> dict:
-        return {"steps": steps, "readings": readings}
+    def state(self, *readings: float, steps: int = 100) -> Readings:
+        return Readings(None, steps, readings)
 
     def test_falling_readings_go_on(self) -> None:
         assert not Plateau(window=2, patience=2)(self.state(*[10.0 - k for k in range(10)]))
@@ -150,7 +168,11 @@ class TestPlateau:
         assert until(self.state(1.0, 1.0, 1.0, steps=50))
 
     def test_readings_of_a_method_inside_another(self) -> None:
-        assert Plateau(window=1, patience=1)({"inner": self.state(1.0, 1.0), "factor": 1.0})
+        assert Plateau(window=1, patience=1)(Following(self.state(1.0, 1.0)))
+
+    def test_a_method_that_reads_nothing_is_named(self) -> None:
+        with pytest.raises(SettingError, match="put the phase's method into"):
+            Plateau()(Following(None))
 
     def test_settings(self) -> None:
         for wrong in ({"window": 0}, {"patience": 0}, {"tolerance": math.nan}, {"least": -1}):

@@ -12,17 +12,16 @@ import pytest
 import torch
 from scipy import stats
 
+from saltflat.core.mechanism import Bounded, Exact, Noise, noised
 from saltflat.errors import ModelError, SettingError
 from saltflat.privacy import noise as module
 from saltflat.privacy.noise import (
     DiscreteNoise,
-    Noise,
     SecureNoise,
     SeededNoise,
     discrete_gaussian,
     discrete_noised,
     grid_sensitivity,
-    round_to_grid,
 )
 from saltflat.tree import Tree
 
@@ -288,8 +287,12 @@ def test_noise_does_not_care_for_modes_of_the_caller_or_threads() -> None:
 
 def test_noise_refuses_what_is_not_real_and_floating() -> None:
     for dtype in (torch.int64, torch.complex64, torch.bool):
+        like = {"w": torch.zeros(2, dtype=dtype)}
+        for source in SOURCES:
+            with pytest.raises(ModelError, match="leaf 'w'"):
+                source.normal(like)
         with pytest.raises(ModelError, match="leaf 'w'"):
-            SecureNoise().normal({"w": torch.zeros(2, dtype=dtype)})
+            DiscreteNoise().release(like, sensitivity=1.0, noise_multiplier=1.0)
 
 
 def test_a_seed_repeats_its_sequence_whatever_the_number_of_threads() -> None:
@@ -384,22 +387,18 @@ def test_the_largest_scale_does_not_overflow() -> None:
     assert looks_normal(torch.from_numpy(sample))
 
 
-def test_the_discrete_mechanism_stays_on_its_grid_and_its_sensitivity_is_bounded() -> None:
-    torch.manual_seed(0)
-    spacing, size = 2.0**-10, 400
-    a = {"w": torch.randn(size, dtype=torch.float64)}
-    step = torch.randn(size, dtype=torch.float64)
-    b = {"w": a["w"] + step / step.norm()}
-    rounded = [round_to_grid(tree, spacing)["w"] for tree in (a, b)]
-    assert float((rounded[0] - rounded[1]).norm()) <= grid_sensitivity(1.0, spacing=spacing, size=size)
-    released = (rounded[0] + DiscreteNoise(1 << 10).normal(a)["w"]) / spacing
-    assert torch.equal(released, released.round())
+@pytest.mark.parametrize("seed", range(5))
+def test_rounding_keeps_the_sensitivity_within_its_bound(seed: int) -> None:
+    torch.manual_seed(seed)
+    spacing, size = 2.0**-6, 400
+    a, step = torch.randn(2, size, dtype=torch.float64)
+    b = a + step / step.norm()
+    rounded = [module._whole(leaf, spacing) for leaf in (a, b)]
+    assert float((rounded[0] - rounded[1]).norm()) * spacing <= grid_sensitivity(1.0, spacing, size)
 
 
 @pytest.mark.parametrize("spacing", [0.0, -1.0, math.nan, math.inf])
 def test_a_spacing_is_finite_and_positive(spacing: float) -> None:
-    with pytest.raises(SettingError, match="spacing="):
-        round_to_grid({"w": torch.zeros(1)}, spacing)
     with pytest.raises(SettingError, match="spacing="):
         grid_sensitivity(1.0, spacing, 3)
 
@@ -441,3 +440,126 @@ def test_the_discrete_mechanism_refuses_wrong_settings(wrong: dict[str, float]) 
     settings = {"sensitivity": 1.0, "noise_multiplier": 1.0, "spacing": 2.0**-8, **wrong}
     with pytest.raises(SettingError):
         discrete_noised({"w": torch.zeros(4)}, **settings)
+
+
+# the discrete mechanism as a source for training
+
+
+def on_grid(tree: Tree, spacing: float) -> bool:
+    return all(torch.equal(leaf / spacing, (leaf / spacing).round()) for leaf in tree.values())
+
+
+def grid_of(std: float, resolution: int) -> float:
+    """The largest power of two that is at most std / resolution, by trying."""
+    return max(2.0**k for k in range(-100, 100) if 2.0**k * resolution <= std)
+
+
+def test_only_the_discrete_source_adds_its_noise_itself() -> None:
+    assert [isinstance(source, Exact) for source in SOURCES] == [False, False, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("sensitivity", "multiplier"), [(1.0, 1.0), (0.1, 2.35), (3.0, 0.5), (1e-4, 40.0)])
+def test_a_release_is_on_its_grid_with_the_noise_that_was_asked_for(
+    dtype: torch.dtype, sensitivity: float, multiplier: float
+) -> None:
+    n, std = 100_000, multiplier * sensitivity
+    total = {"a": torch.full((n,), 7.3 * std, dtype=dtype), "b": torch.zeros(2, n // 2, dtype=dtype)}
+    source = DiscreteNoise(1 << 14)
+    released = noised(Bounded(total, sensitivity), multiplier, source)
+    spacing = grid_of(std, 1 << 14)
+    assert on_grid(released, spacing)
+    assert not on_grid(released, 2 * spacing)
+    extra = (multiplier * math.sqrt(2 * n) + 1) / (1 << 14)
+    for name, leaf in total.items():
+        assert (released[name].shape, released[name].dtype) == (leaf.shape, leaf.dtype)
+        x = (released[name] - leaf).double() / std
+        error = 5.5 * math.sqrt(2 / n)
+        assert 1 - error < float((x * x).mean()) < (1 + extra) ** 2 * (1 + error)
+        assert abs(float(x.mean())) < 5.5 * (1 + extra) / math.sqrt(n) + 1e-3
+
+
+@pytest.mark.parametrize("resolution", [1, 1000, 1 << 18])
+@pytest.mark.parametrize("size", [0, 1, 10_000])
+def test_the_noise_of_a_release_is_never_below_what_is_charged(
+    monkeypatch: pytest.MonkeyPatch, resolution: int, size: int
+) -> None:
+    """Read off the scale and the grid that the sampler is given, so no chance is in it."""
+    scales: list[int] = []
+    draw = lambda shape, scale: scales.append(scale) or np.zeros(shape, np.int64)
+    monkeypatch.setattr(module, "discrete_gaussian", draw)
+    for std in np.geomspace(1e-6, 1e6, 40):
+        for multiplier in (0.3, 1.0, 7.7):
+            sensitivity = float(std) / multiplier
+            DiscreteNoise(resolution).release(
+                {"w": torch.zeros(size)}, sensitivity=sensitivity, noise_multiplier=multiplier
+            )
+            spacing = grid_of(multiplier * sensitivity, resolution)
+            above = scales[-1] * spacing / (multiplier * sensitivity)
+            assert 1 <= above <= 1 + (multiplier * math.sqrt(size) + 1) / resolution + 1e-9
+
+
+def test_a_release_of_nothing_and_of_zero() -> None:
+    release = lambda tree: DiscreteNoise().release(tree, sensitivity=1.0, noise_multiplier=2.0)
+    assert release({}) == {}
+    assert release({"none": torch.zeros(0, 3)})["none"].shape == (0, 3)
+    mixed = release({"w": torch.zeros(1000), "scalar": torch.zeros((), dtype=torch.float64)})
+    assert (mixed["scalar"].shape, mixed["scalar"].dtype) == ((), torch.float64)
+    assert 1.5 < float(mixed["w"].std()) < 2.5  # an empty batch gets the same noise as any other
+
+
+def test_a_release_leaves_its_total_alone_and_is_fresh() -> None:
+    total = {"w": torch.ones(50, dtype=torch.float64)}
+    one, two = (DiscreteNoise().release(total, sensitivity=1.0, noise_multiplier=1.0) for _ in range(2))
+    assert torch.equal(total["w"], torch.ones(50, dtype=torch.float64))
+    assert not torch.equal(one["w"], two["w"])
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"sensitivity": math.inf}, {"sensitivity": math.nan}, {"noise_multiplier": -1}]
+)
+def test_a_release_refuses_wrong_settings(wrong: dict[str, float]) -> None:
+    with pytest.raises(SettingError, match="finite numbers above 0"):
+        DiscreteNoise().release(
+            {"w": torch.zeros(4)}, **{"sensitivity": 1.0, "noise_multiplier": 1.0, **wrong}
+        )
+
+
+@pytest.mark.parametrize("resolution", [0, 1.5, True, (1 << 18) + 1])
+def test_a_resolution_is_one_that_a_release_can_sample(resolution: object) -> None:
+    with pytest.raises(SettingError, match="resolution="):
+        DiscreteNoise(resolution)  # type: ignore[arg-type]
+
+
+class Heard(DiscreteNoise):
+    """Keeps what it released; its plain Gaussians are never asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "released", [])
+
+    def release(self, total: Tree, *, sensitivity: float, noise_multiplier: float) -> Tree:
+        found = super().release(total, sensitivity=sensitivity, noise_multiplier=noise_multiplier)
+        self.released.append({name: leaf.clone() for name, leaf in found.items()})
+        return found
+
+    def normal(self, like: Tree) -> Tree:
+        raise AssertionError("these would be scaled and added in floating point")
+
+
+def test_a_run_with_discrete_noise_releases_on_the_grid() -> None:
+    from steps import CRITERION, examples, network, phase, plan
+
+    from saltflat import Safeguards, per_example, supervised, train
+    from saltflat.data import TensorUnits
+
+    noise, model = Heard(), network()
+    weights = train(
+        plan(phase(steps=3, noise_multiplier=2.0, clip_norm=0.3)),
+        per_example(model, supervised(CRITERION)),
+        TensorUnits(examples()),
+        safeguards=Safeguards(noise=noise),
+    )
+    assert len(noise.released) == 3
+    assert all(on_grid(released, grid_of(0.6, 1 << 16)) for released in noise.released)
+    assert all(leaf.isfinite().all() for leaf in weights.values())

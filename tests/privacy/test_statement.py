@@ -134,6 +134,7 @@ def test_printing_never_lowers_a_bound() -> None:
 
 
 def test_noise_ledger_and_statement_use_one_stamp() -> None:
-    from saltflat.privacy.record import ledger, limits, noise, statement
+    from saltflat.privacy import limits, noise
+    from saltflat.privacy.record import ledger, statement
 
     assert {limits.SEEDED, noise.SEEDED, ledger.SEEDED, statement.SEEDED} == {"NOT PRIVATE: seeded"}

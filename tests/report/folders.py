@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from saltflat.privacy.accounting.events import phase_event
-from saltflat.privacy.record.ledger import Budget, Ledger
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.privacy.record.statement import Declared, state
 from saltflat.recipes import shipped
 

@@ -22,7 +22,8 @@ from folders import (
 )
 
 from saltflat.errors import DataError
-from saltflat.privacy.record import ledger
+from saltflat.privacy.record.history import epsilon_of, read
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.recipes.old import DEFAULTS
 from saltflat.report.folder import Kept, gather, unique_names
 
@@ -51,10 +52,10 @@ def test_the_larger_epsilon_counts(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one")
     promised = only(path).spent
     assert promised.epsilon == json.loads((path / "statement.json").read_text())["epsilon"]
-    with ledger.Ledger.open(path / "ledger.jsonl", dataset="digits") as book:
+    with Ledger.open(path / "ledger.jsonl", dataset="digits") as book:
         book.run("again").charge(RATE, NOISE, steps=5)
     spent = only(path).spent
-    assert spent.epsilon == ledger.read(path / "ledger.jsonl").epsilon(DELTA)
+    assert spent.epsilon == read(path / "ledger.jsonl").epsilon(DELTA)
     assert spent.epsilon > promised.epsilon
     assert "ledger" in spent.source
     write_statement(path, epsilon=2.5)
@@ -79,7 +80,7 @@ def test_a_killed_run_has_the_ledgers_epsilon(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one", steps=20, ended=False)
     run = only(path)
     assert not run.finished
-    assert run.spent.epsilon == ledger.read(path / "ledger.jsonl").epsilon(DELTA)
+    assert run.spent.epsilon == read(path / "ledger.jsonl").epsilon(DELTA)
     for file in ("ledger.jsonl", "ledger.jsonl.head"):
         (path / file).unlink()
     assert only(path).spent.epsilon is None  # what the metrics say is less than was spent
@@ -93,7 +94,7 @@ def test_a_seeded_run_is_stamped(tmp_path: Path, where: str) -> None:
     else:
         for file in ("ledger.jsonl", "ledger.jsonl.head"):
             (path / file).unlink()
-        with ledger.Ledger.open(path / "ledger.jsonl", dataset="digits") as book:
+        with Ledger.open(path / "ledger.jsonl", dataset="digits") as book:
             book.run("seeded", private=False).charge(RATE, NOISE)
     spent = only(path).spent
     assert spent.stamp == "NOT PRIVATE: seeded"
@@ -105,11 +106,11 @@ def test_a_shared_ledger_is_asked_for_this_run_alone(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one")
     for file in ("ledger.jsonl", "ledger.jsonl.head"):
         (path / file).unlink()
-    with ledger.Ledger.open(tmp_path / "all.ledger", dataset="digits") as book:
+    with Ledger.open(tmp_path / "all.ledger", dataset="digits") as book:
         book.run(str(path)).charge(RATE, NOISE, steps=STEPS + 7)
         book.run("another").charge(RATE, 2.0, steps=99)
     run = only(path, shared=tmp_path / "all.ledger")
-    assert run.spent.epsilon == ledger.epsilon_of({(RATE, NOISE): STEPS + 7}, DELTA, "add-or-remove")
+    assert run.spent.epsilon == epsilon_of({(RATE, NOISE): STEPS + 7}, DELTA, "add-or-remove")
     other = only(write_run_without_ledger(tmp_path / "two"), shared=tmp_path / "all.ledger")
     assert "has no run that was kept in" in other.ledger.trouble
 

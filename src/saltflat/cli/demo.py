@@ -54,7 +54,7 @@ def demo(
     from rich.console import Console
 
     from saltflat.data import digits
-    from saltflat.privacy.record.ledger import read
+    from saltflat.privacy.record.history import read
     from saltflat.recipes.build import plan_of
 
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
@@ -110,12 +110,13 @@ def _run(
     """Train with a progress bar; begin the run, or go on with it."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from saltflat.runs.execute import Folder, execute
+    from saltflat.runs.begin import resumed
+    from saltflat.runs.execute import execute
+    from saltflat.runs.layout import Folder
 
     folder = Folder(out / name)
-    if not folder.recipe.exists():
-        folder.begin(recipe)
-    elif folder.resumed() != recipe:
+    resume = folder.recipe.exists()
+    if resume and resumed(folder) != recipe:
         raise SettingError(f"the demo in {out} has other settings; leave --resume out to begin another")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console) as bar:
@@ -124,7 +125,7 @@ def _run(
         def watch(progress: Any) -> None:
             bar.update(task, completed=progress.step)
 
-        return execute(recipe, plan, split, folder, ledger=ledger, watch=watch)
+        return execute(recipe, plan, split, folder, resume=resume, ledger=ledger, watch=watch)
 
 
 def _say(outcomes: dict[str, Outcome], plan: Plan, console: Console) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
+from saltflat.runs.layout import number
+from saltflat.runs.measures import PARTS, rows, usual
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,25 +21,21 @@ if TYPE_CHECKING:
 
     from saltflat.runs.survey import Settings, View
 
-ROWS = {  # of the table: entry, label
-    "accuracy": "accuracy",
-    "loss": "loss",
-    "weight_norm": "weight norm",
-    "lambda_max": "lambda_max",
-    "lambda_5": "lambda_5",
-    "ratio": "lambda_max / lambda_5",
-    "hessian_norm": "Hessian norm",
-    "trace": "trace",
-    "sharpness": "(C_eps, A)-sharpness",
-    "sam_gap": "SAM gap",
-    "adaptive_gap": "adaptive SAM gap",
-    "average_gap": "average gap",
-}
+ABOUT = """Measure how flat runs are, on the same examples, with the same random directions; keep it in RUN/landscape.
+
+Test examples are public. Ctrl-C keeps the parts that are done; a second run overwrites.
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Add ``landscape`` to ``app``."""
-    app.command("landscape")(landscape)
+    app.command("landscape", help=about())(landscape)
+
+
+def about() -> str:
+    """The command in words, with every part that there is."""
+    listed = [f"{p.name}: {p.words}{'' if p.usual else ' (when asked for)'}" for p in PARTS.values()]
+    return ABOUT + "\n\b\n" + "\n".join(["Parts:", *listed])  # \b: each on a line of its own
 
 
 def landscape(
@@ -51,7 +49,7 @@ def landscape(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            help="Compute this part only; several with commas. See below.", show_default="the usual ones"
+            help="Compute this part only; several with commas. See above.", show_default="the usual ones"
         ),
     ] = None,
     examples: Annotated[int, typer.Option(help="How many examples to look at.")] = 2000,
@@ -60,7 +58,7 @@ def landscape(
     probes: Annotated[int, typer.Option(help="Random vectors for the trace.")] = 30,
     lanczos: Annotated[int, typer.Option(help="Most Lanczos steps.")] = 80,
     radius: Annotated[float, typer.Option(help="How far the SAM gap climbs.")] = 0.05,
-    reach: Annotated[float, typer.Option(help="At which distance the average gap is taken.")] = 1.0,
+    distance: Annotated[float, typer.Option(help="At which distance the average gap is taken.")] = 1.0,
     float64: Annotated[bool, typer.Option("--float64", help="Compute in float64: slower, exact.")] = False,
     train: Annotated[
         bool, typer.Option("--train", help="Look at the private training examples, not at the test examples.")
@@ -75,19 +73,14 @@ def landscape(
     device: Device = "cpu",
     threads: Threads = 0,
 ) -> None:
-    """Measure how flat runs are, on the same examples, with the same random directions, and keep it in RUN/landscape.
-
-    Parts: eigenvalues, trace, spectrum, sharpness, gaps, noise, line, surface, gradients, interpolation (of several
-    runs); and when asked for, trajectory and smoothed. Test examples are public. Ctrl-C keeps the parts that are
-    done; a second run overwrites.
-    """
+    """See :func:`about`."""
     from rich.console import Console
 
-    from saltflat.runs.survey import USUAL, Settings
+    from saltflat.runs.survey import Settings
 
     names = tuple(part.strip() for words in only or () for part in words.split(",") if part.strip())
     settings = Settings(
-        parts=names or USUAL,
+        parts=names or usual(),
         examples=examples,
         grid=grid,
         seed=seed,
@@ -97,7 +90,7 @@ def landscape(
         train=train,
         stays_private=private_stays_here,
         radius=radius,
-        reach=reach,
+        distance=distance,
         device=device,
     )
     check_machine(device, threads)
@@ -147,17 +140,19 @@ def _announce(views: Sequence[View], console: Console) -> None:
 def _survey(views: Sequence[View], settings: Settings, console: Console) -> None:
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    from saltflat.runs.survey import look, look_between
+    from saltflat.runs.survey import look
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not sys.stdout.isatty(), transient=True) as bar:
         for view in views:
             for part in settings.parts:
-                if part != "interpolation":
+                if not PARTS[part].between:
                     _step(view, part, bar, lambda view=view, part=part: look(view, part))
         alike = [view for view in views[1:] if view.subject.same_shape(views[0].subject)]
-        if "interpolation" in settings.parts and alike:
-            _step(views[0], "interpolation", bar, lambda: look_between(views[0], alike), times=len(alike))
+        for part in settings.parts:
+            if PARTS[part].between and alike:
+                work = lambda part=part: look(views[0], part, alike)
+                _step(views[0], part, bar, work, times=len(alike))
     for view in views:
         for note in view.notes:
             console.print(f"{view.subject.name}: {note}", highlight=False)
@@ -193,26 +188,13 @@ def _table(views: Sequence[View]) -> Table:
     found = [read_measures(view.subject.place) or {} for view in views]
     title = f"landscape on {found[0].get('examples', 0):,} {found[0].get('split')} examples"
     table = Table("measure", *(view.subject.name for view in views), title=title, title_justify="left")
-    for entry, label in ROWS.items():
-        if any(entry in each for each in found):
-            table.add_row(label, *(_cell(each, entry) for each in found))
-    for place, steps in enumerate(t for t, _ in _tolerance(found)):
-        cells = [
-            f"{each['noise_tolerance'][place][1]:.4g}" if "noise_tolerance" in each else "" for each in found
-        ]
-        table.add_row(f"rise after noise of {steps} step{'s' * (steps > 1)}", *cells)
+    for row in rows(found):
+        table.add_row(row.label, *(_cell(*cell, percent=row.percent) for cell in row.cells))
     return table
 
 
-def _tolerance(found: Sequence[dict[str, Any]]) -> list[list[float]]:
-    return next((each["noise_tolerance"] for each in found if "noise_tolerance" in each), [])
-
-
-def _cell(entries: dict[str, Any], entry: str) -> str:
-    value = entries.get(entry)
-    if value is None:
-        return ""
-    if entry == "accuracy":
-        return f"{value:.2%}"
-    error = f" ± {entries['trace_error']:.2g}" if entry == "trace" and "trace_error" in entries else ""
-    return f"{value:.4g}{error}"
+def _cell(value: Any, error: float | None, *, percent: bool) -> str:
+    found = number(value)
+    if found is None:
+        return "" if value is None else str(value)
+    return f"{found:.2%}" if percent else f"{found:.4g}" + (f" ± {error:.2g}" if error is not None else "")

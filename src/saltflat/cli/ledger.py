@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from saltflat.privacy.record.ledger import Cost, History, Spending
+    from saltflat.privacy.record.history import History
 
 Place = Annotated[Path, typer.Argument(metavar="LEDGER", help="The ledger file.")]
 Delta = Annotated[
@@ -41,7 +41,7 @@ def show(ledger: Place, delta: Delta = None, as_json: AsJson = False) -> None:
 
         saltflat budget show digits.ledger --delta 1e-5
     """
-    from saltflat.privacy.record.ledger import read
+    from saltflat.privacy.record.history import read
 
     history = read(ledger)
     facts = _facts(history, _delta(history, delta))
@@ -58,7 +58,7 @@ def check(ledger: Place, head: Head = None) -> None:
 
         saltflat budget check digits.ledger
     """
-    from saltflat.privacy.record.ledger import read
+    from saltflat.privacy.record.history import read
 
     history = read(ledger)
     if head is not None:
@@ -97,35 +97,28 @@ def _facts(history: History, delta: float) -> dict[str, Any]:
         "delta": delta,
         "epsilon": _finite(history.epsilon(delta)),
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order},
-        "share": history.share(),
-        "runs": [_run_facts(name, parts, delta, adjacency) for name, parts in _by_name(history).items()],
+        "gone": history.gone(),
+        "runs": [_run_facts(history, name, delta) for name in _names(history)],
         "head": history.head,
     }
 
 
-def _by_name(history: History) -> dict[str, list[Spending]]:
+def _names(history: History) -> list[str]:
     """Runs that were started again under their name are one row."""
-    found: dict[str, list[Spending]] = {}
-    for run in history.runs():
-        found.setdefault(run.name, []).append(run)
-    return found
+    return list(dict.fromkeys(run.body["name"] for run in history.began()))
 
 
-def _run_facts(name: str, parts: list[Spending], delta: float, adjacency: str) -> dict[str, Any]:
-    from saltflat.privacy.record.ledger import epsilon_of
-
-    steps: dict[Cost, int] = {}
-    for part in parts:
-        for cost, count in part.steps.items():
-            steps[cost] = steps.get(cost, 0) + count
-    stamp = max(part.stamp for part in parts)
+def _run_facts(history: History, name: str, delta: float) -> dict[str, Any]:
+    runs = history.named(name)
+    starts = [run.body for run in history.began(runs)]
+    steps = history.steps(runs).items()
     return {
         "name": name,
-        "started": parts[0].started,
-        "starts": len(parts),
-        "stamp": stamp,
-        "steps": [{"rate": rate, "noise": noise, "steps": count} for (rate, noise), count in steps.items()],
-        "epsilon_alone": _finite(math.inf if stamp else epsilon_of(steps, delta, adjacency)),
+        "started": starts[0]["time"],
+        "starts": len(starts),
+        "stamp": max(start["stamp"] for start in starts),
+        "steps": [{"rate": rate, "noise": noise, "steps": count} for (rate, noise), count in steps],
+        "epsilon_alone": _finite(history.epsilon(delta, runs)),
     }
 
 
@@ -145,7 +138,7 @@ def _print(facts: dict[str, Any]) -> None:
         f"all runs together: epsilon [bold]{_epsilon(facts['epsilon'])}[/bold] at delta {facts['delta']:g}"
     )
     if facts["budget"]:
-        _print_budget(console, facts["budget"], facts["share"])
+        _print_budget(console, facts["budget"], facts["gone"])
     unit = f"unit: one {escape(facts['unit'])}; " if facts["unit"] else ""
     console.print(
         f"[dim]{unit}adjacency: {facts['adjacency']}; what crashes may have wasted is counted[/dim]"
@@ -170,12 +163,12 @@ def _table(facts: dict[str, Any]) -> Table:
     return table
 
 
-def _print_budget(console: Console, budget: dict[str, Any], share: float) -> None:
-    full = math.ceil(40 * min(share, 1.0))
+def _print_budget(console: Console, budget: dict[str, Any], gone: float) -> None:
+    full = math.ceil(40 * min(gone, 1.0))
     filtered = "" if budget["order"] is None else f", a filter at Renyi order {budget['order']:g}"
     console.print(f"{'█' * full}{'░' * (40 - full)}")
     console.print(
-        f"{math.ceil(1000 * min(share, 1.0)) / 10:g} % of the budget is spent: epsilon {budget['epsilon']:g} "
+        f"{math.ceil(1000 * min(gone, 1.0)) / 10:g} % of the budget is spent: epsilon {budget['epsilon']:g} "
         f"at delta {budget['delta']:g}{filtered}"
     )
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from saltflat.data import Split
     from saltflat.recipes import Recipe
     from saltflat.recipes.documents import Document
-    from saltflat.runs.execute import Folder, Outcome, Reading
+    from saltflat.runs.execute import Outcome
+    from saltflat.runs.layout import Folder, Reading
 
 USUAL = "digits"  # the recipe, where none is named
 
@@ -101,7 +102,8 @@ def train(
     from rich.console import Console
 
     from saltflat.recipes.build import plan_of
-    from saltflat.runs.execute import Folder, execute
+    from saltflat.runs.execute import execute
+    from saltflat.runs.layout import Folder
 
     folder, console = Folder(out), Console()
     chosen = _chosen(recipe, given, sets or [], folder, resume=resume)
@@ -110,13 +112,19 @@ def train(
     if dry_run:
         return
     check_machine(device, threads)
-    writer = _tensorboard(folder) if tensorboard else None
+    board = _tensorboard(folder) if tensorboard else None
     split = _loaded(chosen, plan, data_dir)
-    if not resume:
-        folder.begin(chosen)
-    with _shown(_method(chosen), plan.steps, console, writer) as seen:
+    with _shown(_method(chosen), plan.steps, console, board) as seen:
         outcome = execute(
-            chosen, plan, split, folder, ledger=ledger, device=device, watch=seen.step, told=seen.reading
+            chosen,
+            plan,
+            split,
+            folder,
+            resume=resume,
+            ledger=ledger,
+            device=device,
+            watch=seen.step,
+            told=seen.reading,
         )
     _report(outcome, folder, console)
 
@@ -142,8 +150,9 @@ def _chosen(
 ) -> Recipe:
     """The recipe that was asked for; where a run goes on, it must be that run's."""
     from saltflat.recipes.recipe import from_document
+    from saltflat.runs.begin import resumed
 
-    there = folder.resumed() if resume else None
+    there = resumed(folder) if resume else None
     document = _document(recipe, folder, resume=resume)
     here = from_document(document.but(changes(document, given, sets)))
     if there is None:
@@ -220,7 +229,7 @@ class _Shown:
     console: Console
     bar: Progress
     task: TaskID
-    writer: SummaryWriter | None
+    board: _Board | None
 
     def step(self, progress: Any) -> None:
         self.bar.update(self.task, completed=progress.step)
@@ -233,13 +242,31 @@ class _Shown:
         self.bar.update(self.task, last=line)
         if not sys.stdout.isatty():
             self.console.print(f"step {reading.step} of {self.steps}: {line}", highlight=False)
+        if self.board is not None:
+            self.board.note(reading)
+
+
+@dataclass
+class _Board:
+    """TensorBoard's log, begun with the first reading: a run that fails before its first step leaves none."""
+
+    folder: Path
+    writer: SummaryWriter | None = None
+
+    def note(self, reading: Reading) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = self.writer or SummaryWriter(str(self.folder))
+        for name in ("accuracy", "epsilon", "examples_per_second"):
+            self.writer.add_scalar(name, getattr(reading, name), reading.step)
+
+    def close(self) -> None:
         if self.writer is not None:
-            for name in ("accuracy", "epsilon", "examples_per_second"):
-                self.writer.add_scalar(name, getattr(reading, name), reading.step)
+            self.writer.close()
 
 
 @contextmanager
-def _shown(method: str, steps: int, console: Console, writer: SummaryWriter | None) -> Iterator[_Shown]:
+def _shown(method: str, steps: int, console: Console, board: _Board | None) -> Iterator[_Shown]:
     """The bar while the run goes; whatever ends it, TensorBoard's file is whole."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -251,20 +278,20 @@ def _shown(method: str, steps: int, console: Console, writer: SummaryWriter | No
         TextColumn("{task.fields[last]}"),
     )
     with (
-        closing(writer) if writer is not None else nullcontext(),
+        closing(board) if board is not None else nullcontext(),
         Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar,
     ):
-        yield _Shown(steps, console, bar, bar.add_task(method, total=steps, last=""), writer)
+        yield _Shown(steps, console, bar, bar.add_task(method, total=steps, last=""), board)
 
 
-def _tensorboard(folder: Folder) -> SummaryWriter:
+def _tensorboard(folder: Folder) -> _Board:
     try:
-        from torch.utils.tensorboard import SummaryWriter
+        import torch.utils.tensorboard  # noqa: F401
     except ImportError:
         raise SettingError(
             "--tensorboard needs the tensorboard package: pip install 'saltflat[tensorboard]'"
         ) from None
-    return SummaryWriter(str(folder.path / "tensorboard"))
+    return _Board(folder.tensorboard)
 
 
 def _report(outcome: Outcome, folder: Folder, console: Console) -> None:

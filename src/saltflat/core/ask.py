@@ -133,12 +133,12 @@ class Ask:
         frame: Frame | None = None,
         share: float = 1.0,
     ) -> Released:
-        """As a call, but each unit is asked at points of its own, ``points_of(its number)``.
+        """As a call, but each unit is asked at points of its own, ``points_of(its label)``.
 
-        With ``groups`` the units whose numbers leave one remainder by it share ``points_of(remainder)``.
+        A label is drawn for each unit by chance: one of ``groups``, from 0 on, or else one that no other unit has.
 
-        *Guarantee*: as a call, because a unit's points depend on its own number only, never on who else was
-        drawn: adding or removing a unit leaves the others' gradients alone.
+        *Guarantee*: as a call. Labels are secret and independent of each other, of the data, and of a unit's place in
+        it, so adding or removing a unit leaves the others' points as likely as they were.
         """
         view, like = self._view, points_of(0)[0]
         if view.by_unit:
@@ -200,9 +200,9 @@ class Ask:
         return self._seen(replace(self._view, part=self._view.part * share), self._fresh)
 
     def spread(self, spread: Spread, *, by_unit: bool = False) -> Ask:
-        """This door, asking at the points and weights ``spread(point, unit)`` in the place of every point.
+        """This door, asking at the points and weights ``spread(point, label)`` in the place of every point.
 
-        They come from public randomness and earlier releases. Without ``by_unit`` the unit's number is always 0.
+        They come from public randomness and earlier releases. Without ``by_unit`` the unit's label is always 0.
         """
         outer = self._view
 
@@ -247,7 +247,9 @@ class Ask:
             leaf.div_(self._release.expected_units)
         self._count(answer, share)
         std = self._multiplier(share) * bounded.sensitivity / self._release.expected_units
-        released = Released(answer if frame is None else frame.leave(answer), noise_std=std)
+        answer = answer if frame is None else frame.leave(answer)
+        own = {name: leaf.to(like[name].dtype) for name, leaf in answer.items()}  # narrowed after the noise
+        released = Released(own, noise_std=std)
         self._budget.heard.append(Heard(like, released))
         return released
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from saltflat.clipping import COUNT, Chunk, Clip, as_clip
-from saltflat.tree import Tree, zeros_like
+from saltflat.tree import Tree, wide
 
 
 class Noise(Protocol):
@@ -48,7 +48,12 @@ def clipped_sum(chunks: Iterable[Chunk], clip: float | Clip, like: Tree) -> Boun
     """
     rule = as_clip(clip)
     total = _added_up(rule.total(chunk, like) for chunk in chunks)
-    return Bounded(zeros_like(rule.leaves(like)) if total is None else total, rule.sensitivity)
+    return Bounded(_nothing(rule.leaves(like)) if total is None else total, rule.sensitivity)
+
+
+def _nothing(like: Tree) -> Tree:
+    """The sum over nobody, as wide as every other sum."""
+    return {name: torch.zeros_like(leaf, dtype=wide(leaf.dtype)) for name, leaf in like.items()}
 
 
 def clamped_sum(values: Iterable[Tensor], bound: float) -> Bounded:

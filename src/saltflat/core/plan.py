@@ -157,7 +157,7 @@ class Plan:
     def filter(self, delta: float) -> RdpFilter:
         """A meter that refuses the step that would pass the plan's own epsilon, at an order fixed now.
 
-        Give it to `Surroundings` as the meter of a run whose phases end ``until``. By the plan's guarantee it
+        Give it to `Safeguards` as the meter of a run whose phases end ``until``. By the plan's guarantee it
         never refuses; it is there so that a mistake in this reasoning, or in a phase, stops the run.
         """
         event = compose(*(phase.event(self.rate) for phase in self.phases))

@@ -17,6 +17,7 @@ import numpy as np
 
 from saltflat.core.plan import Plan
 from saltflat.core.state import pack, unpack
+from saltflat.core.step import Position
 from saltflat.errors import DataError, LedgerError, SettingError
 from saltflat.privacy.record import checkpoint
 from saltflat.tree import Tree
@@ -42,37 +43,6 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if not (isinstance(self.every, int) and self.every >= 1):
             raise SettingError(f"every is a whole number of steps, at least 1; got {self.every}")
-
-
-@dataclass(frozen=True)
-class Position:
-    """Where a run stands after ``step`` steps, ``within`` of them in ``phase``: the weights, and what is remembered."""
-
-    step: int
-    params: Tree
-    state: Any = None  # the method's
-    memory: Any = None  # the optimizer's
-    mean: Any = None  # the running mean's: (count, weights)
-    phase: int = 0
-    within: int = 0
-
-    @property
-    def ending(self) -> Tree:
-        """The weights that the run would end with now: the running mean, if there is one."""
-        return self.params if self.mean is None else self.mean[1]
-
-
-def next_phase(plan: Plan, at: Position) -> int | None:
-    """The phase that takes the next step, or None at the end.
-
-    A phase ends when it has taken its steps and those that earlier ones left, or when its ``until`` says so.
-    """
-    phase = plan.phases[at.phase]
-    over = at.step == plan.through(at.phase) or (
-        at.within > 0 and phase.until is not None and phase.until(at.state)
-    )
-    number = at.phase + 1 if over else at.phase
-    return number if number < len(plan.phases) else None
 
 
 def save(
@@ -152,12 +122,25 @@ def _refuse_another_plan(place: str, meta: Mapping[str, Any], plan: Plan) -> Non
     known = {"plan", "step", "phase", "within", "shapes", "head", "sampler"}
     if not known <= meta.keys() or not all(isinstance(meta[key], int) for key in ("step", "phase", "within")):
         raise DataError(f"{place} was not made by train; give another folder")
-    other = _difference(meta["plan"], outline(plan))
+    other = _difference(_renamed(meta["plan"]), outline(plan))
     if other is not None or not (1 <= meta["step"] <= plan.steps and 0 <= meta["phase"] < len(plan.phases)):
         raise SettingError(
             f"{place} belongs to another plan: {other or _behind(meta)}; give the plan that it "
             "was made with, or another folder"
         )
+
+
+_RENAMED = {"Quantile": {"rate": "speed"}}  # settings that had another name in version 0.1
+
+
+def _renamed(there: Any) -> Any:
+    """An outline in today's names."""
+    if isinstance(there, list):
+        return [_renamed(item) for item in there]
+    if not isinstance(there, dict):
+        return there
+    names = _RENAMED.get(str(there.get("is")), {})
+    return {names.get(key, key): _renamed(item) for key, item in there.items()}
 
 
 def _behind(meta: Mapping[str, Any]) -> str:

@@ -98,7 +98,9 @@ def _decode(shape: Any, leaves: Tree, like: Any, device: torch.device) -> Any:
     if "array" in shape:
         return np.array(shape["values"], dtype=np.dtype(shape["array"]))
     if "record" in shape:
-        return _record(shape, leaves, like, device)
+        return _record(shape["record"], shape["fields"], leaves, like, device)
+    if "dict" in shape and dataclasses.is_dataclass(like):  # as checkpoints of version 0.1 have it
+        return _record(type(like).__name__, shape["dict"], leaves, like, device)
     if "dict" in shape:
         known = like if isinstance(like, dict) else {}
         pairs = [(_decode(key, leaves, None, device), item) for key, item in shape["dict"]]
@@ -109,13 +111,13 @@ def _decode(shape: Any, leaves: Tree, like: Any, device: torch.device) -> Any:
     return kind(_decode(item, leaves, row[i] if i < len(row) else None, device) for i, item in items)
 
 
-def _record(shape: Any, leaves: Tree, like: Any, device: torch.device) -> Any:
+def _record(kind: str, fields: Any, leaves: Tree, like: Any, device: torch.device) -> Any:
     """A dataclass like the one at this place of a new state, with the fields of the old."""
-    if not dataclasses.is_dataclass(like) or type(like).__name__ != shape["record"]:
-        raise TypeError(f"there is no {shape['record']} at this place of a new one")
+    if not dataclasses.is_dataclass(like) or type(like).__name__ != kind:
+        raise TypeError(f"there is no {kind} at this place of a new one")
     made = object.__new__(type(like))  # as it was left: nothing is computed or checked anew
-    for name, item in shape["fields"]:
+    for name, item in fields:
         if name not in {field.name for field in dataclasses.fields(like)}:
-            raise TypeError(f"{shape['record']} has no field {name}")
+            raise TypeError(f"{kind} has no field {name}")
         object.__setattr__(made, name, _decode(item, leaves, getattr(like, name, None), device))
     return made

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from saltflat.core.ask import Ask, Release
-from saltflat.core.check import check_answer, check_model, check_moved, check_stamps, check_step
-from saltflat.core.contribution import PerExample, chunks_of
-from saltflat.core.mechanism import Noise
-from saltflat.core.plan import Phase, Plan
-from saltflat.core.resume import Checkpoints, Position, load, next_phase, save
-from saltflat.core.sampling import Indices, Units, poisson
+from saltflat.core.check import check_stamps
+from saltflat.core.contribution import Contribution, Private
+from saltflat.core.plan import Plan
+from saltflat.core.resume import Checkpoints, load, save
+from saltflat.core.sampling import Units
+from saltflat.core.step import (
+    Position,
+    Safeguards,
+    advance,
+    begin,
+    charge,
+    draw,
+    look_again,
+    next_phase,
+    open_door,
+    start,
+)
 from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, Interrupted, ModelError
-from saltflat.privacy.noise import SecureNoise
+from saltflat.privacy.noise import SecureSampling
 from saltflat.tree import Tree
-
-
-class Meter(Protocol):
-    """Where steps are charged: a ledger's run. It must have written the cost before it returns."""
-
-    def step(self, rate: float, noise_multiplier: float) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -41,18 +44,14 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
-    """What a run needs beside its plan, model and data.
+class Running:
+    """How a plan is run: nothing here changes what is released or what it costs.
 
-    ``physical`` bounds the units in memory at once and never changes a result. ``noise`` and ``sampling``
-    are fresh from the operating system unless given; ``meter`` is charged before each step. ``checkpoints``
-    says where the run is kept, if anywhere.
+    ``physical`` bounds the units in memory at once; ``checkpoints`` says where the run is kept, if anywhere; ``watch``
+    is called after each step.
     """
 
     physical: int = 256
-    noise: Noise = field(default_factory=SecureNoise)
-    sampling: np.random.Generator = field(default_factory=np.random.default_rng)
-    meter: Meter | None = None
     checkpoints: Checkpoints | None = None
     watch: Callable[[Progress], None] = lambda progress: None
 
@@ -65,10 +64,17 @@ def trainable(model: nn.Module) -> Tree:
     return params
 
 
-def train(plan: Plan, contribution: PerExample, units: Units, around: Surroundings | None = None) -> Tree:
-    """Run the plan and return the weights that it ends with; the model itself gets them too.
+def train(
+    plan: Plan,
+    contribution: Contribution,
+    units: Units,
+    *,
+    safeguards: Safeguards | None = None,
+    running: Running | None = None,
+) -> Tree:
+    """Run the plan and return the weights that it ends with; the contribution's model gets them too.
 
-    With ``around.checkpoints`` a run that was killed, stopped or refused goes on where it was when train is
+    With ``running.checkpoints`` a run that was killed, stopped or refused goes on where it was when train is
     called again. SIGTERM and Ctrl-C let the step end, keep it and raise `Interrupted`; a second one ends the
     process at once. However it ends, the model has the weights of the last whole step.
 
@@ -76,133 +82,96 @@ def train(plan: Plan, contribution: PerExample, units: Units, around: Surroundin
     ``contribution.unit``, added or removed, under Poisson sampling. Steps that run again after a crash cost
     as much again, and the meter is charged for them.
     """
-    around = around or Surroundings()
-    check_model(contribution.model)
-    check_stamps(around.noise, around.meter)
-    start, around = _start(plan, trainable(contribution.model), around)
-    at, first = start, start.step
+    run = _Run(plan, safeguards or Safeguards(), running or Running())
+    check_stamps(run.safeguards.noise, run.safeguards.meter)
+    first, run = run.opened(trainable(contribution.model))
+    at = first
     with finish_first() as caught:
         try:
-            for at in _steps(plan, start, (contribution, units), around):
-                around.watch(Progress(at.step, at.phase, at.params, at.ending))
-                if caught or _is_time(plan, at, first, around):
-                    _keep(plan, at, around)
+            for at in run.steps(first, contribution, units):
+                run.running.watch(Progress(at.step, at.phase, at.params, at.ending))
+                if caught or run.is_time(at, first.step):
+                    run.keep(at)
                 if caught:
-                    raise _interrupted(caught[0], plan, at, around)
+                    raise run.interrupted(caught[0], at)
         except BudgetError:
-            if at.step > first:
-                _keep(plan, at, around)
+            if at.step > first.step:
+                run.keep(at)
             raise
         finally:
             put(at.ending, contribution.model)
     return at.ending
 
 
-def _start(plan: Plan, params: Tree, around: Surroundings) -> tuple[Position, Surroundings]:
-    """The first position, or the one that was kept; and the surroundings to go on in.
+@dataclass(frozen=True)
+class _Run:
+    """A plan, and what it is run with."""
 
-    Private noise goes on with a sampler fresh from the operating system: were the old one set back, steps
-    that run again would see the same units again, and two answers on one sample cost more than two on
-    independent samples, which is what is charged. Only where nothing is private is the sampler set back.
-    """
-    at = None
-    if around.checkpoints is not None:
-        at = load(around.checkpoints, plan, params, meter=around.meter, sampler=_repeatable(around))
-    if at is None:
-        return Position(0, params, mean=plan.ema and plan.ema.init(params)), around
-    if around.noise.private:
-        around = replace(around, sampling=np.random.default_rng())
-    return at, around
+    plan: Plan
+    safeguards: Safeguards
+    running: Running
 
+    def opened(self, params: Tree) -> tuple[Position, _Run]:
+        """The first position, or the one that was kept; and the run to go on with.
 
-def _steps(
-    plan: Plan, at: Position, private: tuple[PerExample, Units], around: Surroundings
-) -> Iterator[Position]:
-    """The position after each step that is left; the first ones are checked."""
-    contribution, units = private
-    if next_phase(plan, at) is None:
-        return
-    count, moved = units.count, False
-    check_step(contribution, at.params, units.take, count)
-    while (number := next_phase(plan, at)) is not None:
-        before, phase = at.params, plan.phases[number]
-        if at.step == 0 or number != at.phase:  # a phase begins with empty memories
-            state, memory = phase.method.init(before), phase.optimizer.init(before)
-            at = replace(at, phase=number, within=0, state=state, memory=memory)
-        drawn = draw(plan, phase, count, around)
-        ask = door(plan, phase, at.within, drawn, private, around)
-        at = _step(plan, at, ask)
-        if not moved and phase.noise_multiplier > 0:
-            for heard in ask.heard:
-                check_answer(heard.answer, before)
-            moved = check_moved(before, at.params)
-        yield at
+        Private noise goes on with a sampler fresh from the operating system: were the old one set back, steps
+        that run again would see the same units again, and two answers on one sample cost more than two on
+        independent samples, which is what is charged. Only where nothing is private is the sampler set back.
+        """
+        at = None
+        if self.running.checkpoints is not None:
+            meter = self.safeguards.meter
+            at = load(self.running.checkpoints, self.plan, params, meter=meter, sampler=self.repeatable)
+        if at is None:
+            return start(self.plan, params), self
+        if self.safeguards.noise.private:
+            fresh = replace(self.safeguards, sampling=SecureSampling())
+            return at, replace(self, safeguards=fresh)
+        return at, self
 
+    def steps(self, at: Position, contribution: Contribution, units: Units) -> Iterator[Position]:
+        """The position after each step that is left."""
+        if next_phase(self.plan, at) is None:
+            return
+        plan, guards = self.plan, self.safeguards
+        private, physical = Private.of(contribution, units), self.running.physical
+        spot = contribution.check(at.params, units.take, private.count)
+        while (here := begin(plan, at)) is not None:
+            drawn = draw(plan, here, private.count, guards.sampling)
+            charge(plan, here, guards.meter)
+            ask = open_door(plan, here, drawn, private, safeguards=guards, physical=physical)
+            at = advance(plan, here, ask)
+            look_again(plan, at, drawn, private, spot=spot, physical=physical)
+            yield at
+        spot(at.params, None)
 
-def draw(plan: Plan, phase: Phase, count: int, around: Surroundings) -> Sequence[Indices]:
-    """The units of one step: a Poisson sample, and another one if the method draws two."""
-    return [poisson(count, plan.rate, around.sampling) for _ in phase.noise_at(0)]
+    def is_time(self, at: Position, first: int) -> bool:
+        """Every so often, at the end, and at once: so that a folder that cannot be written shows early."""
+        every = self.running.checkpoints.every if self.running.checkpoints else 1
+        return at.step == first + 1 or at.step % every == 0 or next_phase(self.plan, at) is None
 
+    def keep(self, at: Position) -> None:
+        if self.running.checkpoints is not None:
+            meter = self.safeguards.meter
+            save(self.running.checkpoints, self.plan, at, meter=meter, sampler=self.repeatable)
 
-def door(
-    plan: Plan,
-    phase: Phase,
-    step: int,
-    drawn: Sequence[Indices],
-    private: tuple[PerExample, Units],
-    around: Surroundings,
-) -> Ask:
-    """Charge a step's samples, and open the door on them; the last one is asked first, and leads to the others.
-
-    ``step`` counts from 0 within the phase.
-    """
-    contribution, units = private
-    ask: Ask | None = None
-    for sample, noise_multiplier in zip(drawn, reversed(phase.noise_at(step)), strict=True):
-        if around.meter is not None:
-            around.meter.step(plan.rate, noise_multiplier)
-        release = Release(
-            clip_norm=phase.clip_norm,
-            noise_multiplier=noise_multiplier,
-            expected_units=plan.expected_units,
-            noise=around.noise,
+    @property
+    def repeatable(self) -> np.random.Generator | None:
+        """The sampler, where nothing is private and it can be set back."""
+        sampler = self.safeguards.sampling
+        return (
+            sampler
+            if isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private
+            else None
         )
-        ask = Ask(chunks_of(contribution, units, sample, around.physical), release, fresh=ask)
-    assert ask is not None
-    return ask
 
-
-def _step(plan: Plan, at: Position, ask: Ask) -> Position:
-    """Ask and update: all that follows the charge."""
-    phase = plan.phases[at.phase]
-    direction, state = phase.method.step(ask, at.params, at.state)
-    params, memory = phase.optimizer.step(at.params, direction, at.memory)
-    mean = plan.ema and plan.ema.step(params, at.mean)
-    return Position(at.step + 1, params, state, memory, mean, at.phase, at.within + 1)
-
-
-def _is_time(plan: Plan, at: Position, first: int, around: Surroundings) -> bool:
-    """Every so often, at the end, and at once: so that a folder that cannot be written shows early."""
-    every = around.checkpoints.every if around.checkpoints else 1
-    return at.step == first + 1 or at.step % every == 0 or next_phase(plan, at) is None
-
-
-def _keep(plan: Plan, at: Position, around: Surroundings) -> None:
-    if around.checkpoints is not None:
-        save(around.checkpoints, plan, at, meter=around.meter, sampler=_repeatable(around))
-
-
-def _repeatable(around: Surroundings) -> np.random.Generator | None:
-    return None if around.noise.private else around.sampling
-
-
-def _interrupted(number: int, plan: Plan, at: Position, around: Surroundings) -> Interrupted:
-    kept = (
-        f"it is kept in {around.checkpoints.folder}: run again to go on" if around.checkpoints else "not kept"
-    )
-    return Interrupted(
-        f"stopped by {signal.Signals(number).name} after step {at.step} of {plan.steps}; {kept}", number
-    )
+    def interrupted(self, number: int, at: Position) -> Interrupted:
+        folder = self.running.checkpoints.folder if self.running.checkpoints else None
+        kept = f"it is kept in {folder}: run again to go on" if folder else "not kept"
+        return Interrupted(
+            f"stopped by {signal.Signals(number).name} after step {at.step} of {self.plan.steps}; {kept}",
+            number,
+        )
 
 
 def put(params: Tree, model: nn.Module) -> None:

@@ -13,7 +13,8 @@ from saltflat.clipping import Clip
 from saltflat.core.contribution import Loss
 from saltflat.core.plan import Plan
 from saltflat.core.sampling import Batch
-from saltflat.core.train import Surroundings, train
+from saltflat.core.step import Safeguards
+from saltflat.core.train import Running, train
 from saltflat.door import AnyMethod
 from saltflat.front.given import METHOD, OPTIMIZER, Settings, given, stated
 from saltflat.optimizers import Optimizer
@@ -75,7 +76,8 @@ def fit(
     plan: Plan | None = None,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
-    around: Surroundings | None = None,
+    safeguards: Safeguards | None = None,
+    running: Running | None = None,
 ) -> Fitted:
     """Train ``model`` on private ``data`` within (epsilon, delta); its trained weights are replaced in the end.
 
@@ -86,10 +88,10 @@ def fit(
 
     The method is DP-SAT at radius 0.03 and the optimizer SGD(lr=2.0, momentum=0.9) unless others are given.
     ``batch_size`` is the expected one: each example joins a step by itself, with probability batch_size / size.
-    ``views`` and ``augment`` are those of `per_example`; ``around`` holds all that is no part of the plan: the physical
-    batch size, sources of noise and sampling, a ledger's run as meter, a callback. ``plan``, from `sai` or of phases
-    of your own, takes the place of method, batch_size, epochs, clip_norm and optimizer; with ``epsilon`` its noise
-    is scaled to fit, without it runs as it is.
+    ``views`` and ``augment`` are those of `per_example`. ``plan``, from `sai` or of phases of your own, takes the place
+    of method, batch_size, epochs, clip_norm and optimizer; with ``epsilon`` its noise is scaled to fit, without it runs
+    as it is. ``safeguards`` holds what the promise rests on beside the plan (sources of noise and sampling, a ledger's
+    run as meter), ``running`` what changes no result (the physical batch size, checkpoints, a callback).
 
     *Guarantee*: the weights, and every weight on the way, cost at most ``epsilon`` at ``delta`` for one example, added
     or removed, under Poisson sampling. The noise is calibrated and the statement worked out before an example is
@@ -107,21 +109,13 @@ def fit(
     sampling: Poisson sampling at rate 0.2; accountant: PLD
     DPSGD: 10 steps, noise multiplier ...
     """
-    around = around or Surroundings()
-    settings = Settings(
-        epsilon=epsilon,
-        delta=delta,
-        method=method,
-        batch_size=batch_size,
-        epochs=epochs,
-        clip_norm=clip_norm,
-        optimizer=optimizer,
-        plan=plan,
-    )
+    safeguards, running = safeguards or Safeguards(), running or Running()
+    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, optimizer)
     private = given(model, loss, data, views=views, augment=augment)
     plan = settings.planned(private.count)
-    statement = stated(plan, delta, private.contribution.unit, around)
-    params = train(plan, private.contribution, private.units, around)
-    if around.checkpoints is not None:
-        statement = stated(plan, delta, private.contribution.unit, around)  # with what ran again
+    unit = private.contribution.unit
+    statement = stated(plan, delta, unit, safeguards, running)
+    params = train(plan, private.contribution, private.units, safeguards=safeguards, running=running)
+    if running.checkpoints is not None:
+        statement = stated(plan, delta, unit, safeguards, running)  # with what ran again
     return Fitted(model=model, params=params, plan=plan, statement=statement)

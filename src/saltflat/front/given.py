@@ -13,10 +13,11 @@ from torch.utils.data import IterableDataset
 
 from saltflat.clipping import Clip
 from saltflat.core.check import check_model
-from saltflat.core.contribution import Loss, PerExample, per_example, supervised
+from saltflat.core.contribution import Loss, Private, per_example, supervised
 from saltflat.core.plan import Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
-from saltflat.core.train import Surroundings, trainable
+from saltflat.core.step import Safeguards
+from saltflat.core.train import Running, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import AccountingError, DataError, ModelError, SettingError
 from saltflat.methods import SAT
@@ -29,7 +30,7 @@ METHOD = SAT(radius=0.03)  # these two are what `fit` takes if nothing else is s
 OPTIMIZER = SGD(lr=2.0, momentum=0.9)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Settings:
     """What is asked for: a method and its budget, or a whole plan.
 
@@ -43,8 +44,8 @@ class Settings:
     batch_size: int = 2048
     epochs: float = 40
     clip_norm: float | Clip = 0.1
-    optimizer: Optimizer = OPTIMIZER
     plan: Plan | None = None
+    optimizer: Optimizer = OPTIMIZER
 
     def __post_init__(self) -> None:
         _checked(checked_delta, self.delta)
@@ -105,15 +106,6 @@ def _checked(check: Callable[[object], float], value: object) -> float:
         raise SettingError(str(error)) from None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Private:
-    """A model, its loss and the private data: what everything else is done with."""
-
-    contribution: PerExample
-    units: Units
-    count: int  # read once
-
-
 def given(
     model: nn.Module,
     loss: nn.Module | Loss,
@@ -128,27 +120,26 @@ def given(
     check_model(model)
     device = next(iter(trainable(model).values())).device
     contribution = per_example(model, loss_of(loss), views=views, augment=augment)
-    units = units_of(data)
-    count = units.count
-    if count < 1:
+    units = OnDevice(units_of(data), device)
+    if units.count < 1:
         raise DataError("the data holds no example")
-    return Private(contribution=contribution, units=OnDevice(units, device), count=count)
+    return Private(contribution, units, units.count)
 
 
-def stated(plan: Plan, delta: float, unit: str, around: Surroundings) -> Statement:
+def stated(plan: Plan, delta: float, unit: str, safeguards: Safeguards, running: Running) -> Statement:
     """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run.
 
     Where a run is kept, it may go on after a crash, and then costs more than its plan: the ledger knows.
     """
-    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not around.noise.private)
-    if around.checkpoints is None or declared.seeded:
+    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not safeguards.secret)
+    if running.checkpoints is None or declared.seeded:
         return state(plan.event(), declared)
-    if not isinstance(around.meter, Run):
+    if not isinstance(safeguards.meter, Run):
         raise SettingError(
             "with checkpoints, steps that run again after a crash are charged again: give a ledger's run as the "
             "meter, so that the statement can count them"
         )
-    return state(plan.event_on_record(around.meter.charged()), declared)
+    return state(plan.event_on_record(safeguards.meter.charged()), declared)
 
 
 def loss_of(loss: nn.Module | Loss) -> Loss:

@@ -12,15 +12,27 @@ import torch
 from torch import nn
 
 from saltflat.clipping import Clip
-from saltflat.core.check import check_answer, check_moved, check_stamps, check_step
-from saltflat.core.contribution import Loss
-from saltflat.core.plan import Phase, Plan
+from saltflat.core.check import Spot, check_stamps
+from saltflat.core.contribution import Loss, Private
+from saltflat.core.plan import Plan
 from saltflat.core.sampling import Batch, Indices
-from saltflat.core.train import Progress, Surroundings, door, draw, trainable
+from saltflat.core.step import (
+    Position,
+    Safeguards,
+    advance,
+    begin,
+    charge,
+    draw,
+    look_again,
+    next_phase,
+    open_door,
+    start,
+)
+from saltflat.core.train import Progress, Running, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
-from saltflat.front.given import METHOD, Private, Settings, given, stated
-from saltflat.privacy.record.ledger import epsilon_of
+from saltflat.front.given import METHOD, Settings, given, stated
+from saltflat.privacy.record.history import epsilon_of
 from saltflat.privacy.record.statement import Statement
 from saltflat.tree import Tree
 
@@ -76,18 +88,30 @@ class Drawn:
 class PrivateLoop:
     """See `make_private`."""
 
-    def __init__(self, plan: Plan, private: Private, around: Surroundings, statement: Statement) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        private: Private,
+        statement: Statement,
+        *,
+        spot: Spot,
+        safeguards: Safeguards,
+        running: Running,
+    ) -> None:
         self.plan = plan
         self.statement = statement  # of the whole plan
-        self.done = 0  # steps charged
-        self._private = (private.contribution, private.units)
-        self._units = private.count
-        self._around = around
-        self._names = set(trainable(private.contribution.model))
+        self._private = private
+        self._spot = spot
+        self._safeguards = safeguards
+        self._running = running
+        self._at = start(plan, trainable(private.contribution.model))
         self._spent: Counter[tuple[float, float]] = Counter()
-        self._phase, self._step, self._over = 0, 0, False
-        self._state: tuple[Any, ...] = ()  # the method's, once it has begun
         self._waiting: Drawn | None = None
+
+    @property
+    def done(self) -> int:
+        """Steps charged."""
+        return self._at.step
 
     def __iter__(self) -> Iterator[Drawn]:
         """All batches that are left of the plan."""
@@ -104,25 +128,16 @@ class PrivateLoop:
         fails; a meter that refuses leaves everything as it was.
         """
         self._check(batch)
-        contribution, phase = self._private[0], self.plan.phases[self._phase]
-        params = trainable(contribution.model)
-        if params.keys() != self._names:
-            raise ModelError(
-                "other parameters are trained than when make_private was called: call it again after freezing"
-            )
-        ask = door(self.plan, phase, self._step, batch.samples, self._private, self._around)
-        self._count(phase)
-        (state,) = self._state or (phase.method.init(params),)
-        direction, state = phase.method.step(ask, params, state)
-        self._state = (state,)
-        before = params
-        params, _ = phase.optimizer.step(params, direction, None)
-        if self.done == 1 and phase.noise_multiplier > 0:  # as train does: every parameter noised and moved
-            for heard in ask.heard:
-                check_answer(heard.answer, before)
-            check_moved(before, params)
-        self._over = phase.until is not None and phase.until(state)
-        self._around.watch(Progress(self.done, self._phase, params, params))
+        here = replace(self._at, params=self._weights())
+        guards, physical = self._safeguards, self._running.physical
+        charge(self.plan, here, guards.meter)
+        self._count(here)
+        ask = open_door(self.plan, here, batch.samples, self._private, safeguards=guards, physical=physical)
+        self._at = advance(self.plan, here, ask)
+        look_again(self.plan, self._at, batch.samples, self._private, spot=self._spot, physical=physical)
+        if self.finished:
+            self._spot(self._at.params, None)
+        self._running.watch(Progress(self.done, self._at.phase, self._at.params, self._at.params))
 
     def epsilon(self, delta: float | None = None) -> float:
         """An upper bound on what the steps so far have cost; infinite if the noise is seeded.
@@ -131,7 +146,7 @@ class PrivateLoop:
         covered by the whole plan, ``statement``, as is every run; a plan whose phases end by results always says that.
         """
         delta = self.statement.delta if delta is None else delta
-        if not self._around.noise.private:
+        if not self._safeguards.secret:
             return math.inf
         if self.plan.data_driven:
             return self.plan.epsilon(delta)
@@ -140,8 +155,7 @@ class PrivateLoop:
     @property
     def finished(self) -> bool:
         """Whether every planned step was taken."""
-        last = self._phase == len(self.plan.phases) - 1
-        return self.done >= self.plan.steps or (last and self._over)
+        return next_phase(self.plan, self._at) is None
 
     def _batches(self, end: int) -> Iterator[Drawn]:
         if self.finished:
@@ -149,7 +163,8 @@ class PrivateLoop:
                 f"all {self.done} planned steps were taken: one more would cost more than was planned; "
                 "plan more epochs from the start"
             )
-        while self.done < end and not self.finished:
+        while self.done < end and (here := begin(self.plan, self._at)) is not None:
+            self._at = here
             batch = self._waiting = self._waiting or self._draw()
             yield batch
             if self._waiting is batch:
@@ -159,10 +174,7 @@ class PrivateLoop:
                 )
 
     def _draw(self) -> Drawn:
-        """The next batch, in the next phase if this one's steps are used up or its rule has ended it."""
-        if self._over or self.done >= sum(p.steps for p in self.plan.phases[: self._phase + 1]):
-            self._phase, self._step, self._over, self._state = self._phase + 1, 0, False, ()
-        samples = draw(self.plan, self.plan.phases[self._phase], self._units, self._around)
+        samples = draw(self.plan, self._at, self._private.count, self._safeguards.sampling)
         return Drawn(self.done + 1, samples)
 
     def _check(self, batch: Drawn) -> None:
@@ -176,9 +188,21 @@ class PrivateLoop:
                 f"batch {batch.number} is not the one that is waiting: each is stepped once, in its own loop"
             )
 
-    def _count(self, phase: Phase) -> None:
-        self._spent.update((self.plan.rate, noise) for noise in phase.noise_at(self._step))
-        self.done, self._step, self._waiting = self.done + 1, self._step + 1, None
+    def _weights(self) -> Tree:
+        """The model's own weights, which may have been changed between two steps."""
+        params = trainable(self._private.contribution.model)
+        if params.keys() != self._at.params.keys():
+            raise ModelError(
+                "other parameters are trained than when make_private was called: call it again after freezing"
+            )
+        return params
+
+    def _count(self, here: Position) -> None:
+        """The step counts from now on, whatever becomes of it."""
+        noises = self.plan.phases[here.phase].noise_at(here.within)
+        self._spent.update((self.plan.rate, noise) for noise in noises)
+        self._at = replace(here, step=here.step + 1, within=here.within + 1)
+        self._waiting = None
 
 
 def _end_of_epoch(done: int, rate: float) -> int:
@@ -208,7 +232,8 @@ def make_private(
     plan: Plan | None = None,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
-    around: Surroundings | None = None,
+    safeguards: Safeguards | None = None,
+    running: Running | None = None,
 ) -> PrivateLoop:
     """The private steps of a loop that is yours; settings as for `fit`.
 
@@ -234,26 +259,19 @@ def make_private(
     >>> private.done, 2.9 < private.epsilon() <= 3
     (10, True)
     """
-    around = around or Surroundings()
-    check_stamps(around.noise, around.meter)
-    settings = Settings(
-        epsilon=epsilon,
-        delta=delta,
-        method=method,
-        batch_size=batch_size,
-        epochs=epochs,
-        clip_norm=clip_norm,
-        plan=plan,
-    )
+    safeguards, running = safeguards or Safeguards(), running or Running()
+    check_stamps(safeguards.noise, safeguards.meter)
+    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan)
     private = given(model, loss, data, views=views, augment=augment)
     own = OnModel(model, optimizer)
     plan = settings.planned(private.count)
-    if around.checkpoints is not None or plan.ema is not None:
+    if running.checkpoints is not None or plan.ema is not None:
         raise SettingError(
             "checkpoints and a running mean belong to fit and train: in a loop of your own, save the model and "
             "average its weights as you like, and leave checkpoints and ema out"
         )
     plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
-    statement = stated(plan, delta, private.contribution.unit, around)
-    check_step(private.contribution, trainable(model), private.units.take, private.count)
-    return PrivateLoop(plan, private, around, statement)
+    statement = stated(plan, delta, private.contribution.unit, safeguards, running)
+    private = Private.of(private.contribution, private.units)
+    spot = private.contribution.check(trainable(model), private.units.take, private.count)
+    return PrivateLoop(plan, private, statement, spot=spot, safeguards=safeguards, running=running)

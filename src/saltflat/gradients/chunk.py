@@ -17,7 +17,7 @@ from saltflat.gradients import attention, bare, conv, linear, norm, recurrent  #
 from saltflat.gradients.parts import Dense, Part, combined, laid
 from saltflat.gradients.standardised import Standardised
 from saltflat.gradients.tape import Tape, Weight
-from saltflat.tree import Tree
+from saltflat.tree import Tree, wide
 
 LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
 
@@ -37,9 +37,7 @@ class Kept:
     def norms(self) -> Tensor:
         """||g_i|| over all parameters jointly; (units,)."""
         some = next(iter(self.like.values()))
-        square = torch.zeros(
-            self.units, device=self.device, dtype=torch.promote_types(some.dtype, torch.float32)
-        )
+        square = torch.zeros(self.units, device=self.device, dtype=wide(some.dtype))
         for part in self.parts:
             square += part.square()
         # A ghost norm is a sum with cancellation: rounding may leave a tiny negative number. NaN stays NaN.
@@ -50,14 +48,19 @@ class Kept:
         return torch.stack([part.dot(direction) for part in self.parts]).sum(0)
 
     def weighted_sum(self, weights: Tensor) -> Tree:
-        """sum_i c_i g_i; a unit of weight 0 is left out, whatever it holds."""
+        """sum_i c_i g_i, in float32 or better; a unit of weight 0 is left out, whatever it holds.
+
+        Rounded to the weights' own narrow type, a sum would move by more than its units do.
+        """
         dead = weights == 0
         parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts
         total = dict.fromkeys(self.like)
         for part in parts:
             total.update(part.weighted(weights))
         return {
-            name: torch.zeros_like(self.like[name]) if leaf is None else leaf.to(self.like[name].dtype)
+            name: torch.zeros_like(self.like[name], dtype=wide(self.like[name].dtype))
+            if leaf is None
+            else leaf.to(wide(self.like[name].dtype))
             for name, leaf in total.items()
         }
 

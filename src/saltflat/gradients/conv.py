@@ -108,8 +108,9 @@ class Patches:
         return pair_sum(moved.reshape(self.grad.shape), self.grad)
 
     def weighted(self, weights: Tensor) -> Tree:
-        grad = self.grad * weights.to(self.grad.dtype).view(-1, 1, 1, 1, 1)
-        return {self.name: self.geometry.weight_gradient(self.x.flatten(0, 1), grad.flatten(0, 1))}
+        x, grad = precise(self.x), precise(self.grad)
+        grad = grad * weights.to(grad.dtype).view(-1, 1, 1, 1, 1)
+        return {self.name: self.geometry.weight_gradient(x.flatten(0, 1), grad.flatten(0, 1))}
 
     def dense(self) -> Tree:
         images = self.x.shape[1]
@@ -323,50 +324,36 @@ def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d)
 def convolution(
-    tape: Tape,
-    func: Any,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
+    tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, **named: Any
 ) -> Tensor:
     """y = W * x + b."""
+    stride, padding, dilation, groups = _settings(how, named, stride=1, padding=0, dilation=1, groups=1)
     dims = weight.ndim - 2
     if isinstance(padding, str):
         x, padding = _padded(x, padding, weight.shape[2:], _sizes(dilation, dims)), 0
-    geometry = Geometry(
-        tuple(weight.shape),
-        _sizes(stride, dims),
-        _sizes(padding, dims),
-        _sizes(dilation, dims),
-        groups=groups,
-    )
+    steps, edges, gaps = (_sizes(setting, dims) for setting in (stride, padding, dilation))
+    geometry = Geometry(tuple(weight.shape), steps, edges, gaps, groups=groups)
     y = func(x, weight, bias, stride, padding, dilation, groups)
     return _watched(tape, x, y, geometry, weight, bias)
 
 
 @rule(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 def transposed_convolution(
-    tape: Tape,
-    func: Any,
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    groups: int = 1,
-    dilation: Any = 1,
+    tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *how: Any, **named: Any
 ) -> Tensor:
     """The adjoint of a convolution, used as a layer."""
-    dims = weight.ndim - 2
-    stride, padding, dilation, extra = (_sizes(s, dims) for s in (stride, padding, dilation, output_padding))
+    *given, groups, dilation = _settings(
+        how, named, stride=1, padding=0, output_padding=0, groups=1, dilation=1
+    )
+    stride, padding, extra, dilation = (_sizes(setting, weight.ndim - 2) for setting in (*given, dilation))
     geometry = Geometry(tuple(weight.shape), stride, padding, dilation, True, extra, groups)
     y = func(x, weight, bias, stride, padding, extra, groups, dilation)
     return _watched(tape, x, y, geometry, weight, bias)
+
+
+def _settings(how: tuple[Any, ...], named: dict[str, Any], **usual: Any) -> tuple[Any, ...]:
+    """What a torch function was called with, in the order of its own arguments."""
+    return tuple({**usual, **dict(zip(usual, how, strict=False)), **named}.values())
 
 
 def _watched(

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from saltflat.tree import Tree
+from saltflat.tree import Tree, wide
 
 
 class Part(Protocol):
@@ -60,8 +60,8 @@ def blank(values: Tensor, dead: Tensor) -> Tensor:
 
 
 def precise(values: Tensor) -> Tensor:
-    """float32 or better: norms are never taken in half precision."""
-    return values if values.dtype in (torch.float32, torch.float64) else values.float()
+    """float32 or better: neither norms nor sums over units are taken in half precision."""
+    return values.to(wide(values.dtype))
 
 
 def lines(values: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ class Dense:
         return lines(self.values) @ direction[self.name].flatten().to(self.values.dtype)
 
     def weighted(self, weights: Tensor) -> Tree:
-        total = weights.to(self.values.dtype) @ lines(self.values)
-        return {self.name: total.view(self.values.shape[1:])}
+        values = lines(precise(self.values))
+        return {self.name: (weights.to(values.dtype) @ values).view(self.values.shape[1:])}
 
     def dense(self) -> Tree:
         return {self.name: self.values}
@@ -140,7 +140,8 @@ class Outer:
         return pair_sum(self.a @ direction[self.name].to(self.a.dtype).mT, self.b)
 
     def weighted(self, weights: Tensor) -> Tree:
-        a, b, c = self.a, self.b, weights.to(self.b.dtype).view(-1, 1, 1)
+        a, b = precise(self.a), precise(self.b)
+        c = weights.to(b.dtype).view(-1, 1, 1)
         a, b = (a * c, b) if a.shape[2] < b.shape[2] else (a, b * c)  # the narrower one is scaled
         return {self.name: b.flatten(0, 1).mT @ a.flatten(0, 1)}
 
@@ -184,7 +185,8 @@ class Rows:
         return pair_sum(direction[self.name].to(self.b.dtype)[self.rows], self.b)
 
     def weighted(self, weights: Tensor) -> Tree:
-        b = self.b * weights.to(self.b.dtype).view(-1, 1, 1)
+        b = precise(self.b)
+        b = b * weights.to(b.dtype).view(-1, 1, 1)
         total = b.new_zeros(self.count, b.shape[2])
         return {self.name: total.index_add_(0, self.rows.flatten(), b.flatten(0, 1))}
 

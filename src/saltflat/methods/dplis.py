@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from saltflat.door import AnyMethod
+from saltflat.door import AnyMethod, Door
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.methods.sgd import DPSGD
 from saltflat.tree import Tree, add, map_tree, mul
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """The state of `DPLIS`: how many steps were taken, which numbers the jitter, and the state of the method inside."""
+
+    inner: object
+    steps: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,24 +63,19 @@ class DPLIS:
         if self.antithetic and self.copies % 2:
             raise SettingError(f"antithetic jitter comes in pairs: copies must be even; got {self.copies}")
 
-    @property
-    def fresh_noise(self) -> float | None:
-        return getattr(self.method, "fresh_noise", None)
+    def init(self, params: Tree) -> Smoothing:
+        return Smoothing(self.method.init(params))
 
-    def init(self, params: Tree) -> dict[str, Any]:
-        return {"inner": self.method.init(params), "steps": 0}
-
-    def step(self, ask: Any, params: Tree, state: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
-        std, count = self.reach * self.lr * ask.noise_std, state["steps"]
+    def step(self, ask: Door, params: Tree, state: Smoothing) -> tuple[Tree, Smoothing]:
+        std, count = self.reach * self.lr * ask.noise_std, state.steps
         weight = 1.0 if self.total else 1 / self.copies
 
         def spread(point: Tree, unit: int) -> list[tuple[Tree, float]]:
             return [(add(point, draw), weight) for draw in self._jitter(point, std, (self.seed, count, unit))]
 
-        direction, inner = self.method.step(
-            ask.spread(spread, by_unit=self.per_example), params, state["inner"]
-        )
-        return direction, {"inner": inner, "steps": count + 1}
+        smooth = ask.spread(spread, by_unit=self.per_example)
+        direction, inner = self.method.step(smooth, params, state.inner)
+        return direction, Smoothing(inner, count + 1)
 
     def _jitter(self, like: Tree, std: float, key: tuple[int, ...]) -> list[Tree]:
         """u_1 ... u_K; one ``key`` always gives the same."""

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-from saltflat.door import AnyMethod
+from saltflat.door import AnyMethod, Door
 from saltflat.errors import SettingError
 from saltflat.tree import Tree
 
 
 @dataclass(frozen=True)
+class Following:
+    """The state of `Quantile`: C_t / C_1, and the state of the method inside."""
+
+    inner: object
+    factor: float = 1.0
+
+
+@dataclass(frozen=True)
 class Quantile:
-    """C_(t+1) = C_t exp(-rate (b_t - quantile)),   b_t the noisy fraction of units with ||g_i|| <= C_t.
+    """C_(t+1) = C_t exp(-speed (b_t - quantile)),   b_t the noisy fraction of units with ||g_i|| <= C_t.
 
     C_1 is the phase's clip norm. Any ``method`` goes inside; b_t is read off its own questions.
 
@@ -26,31 +33,29 @@ class Quantile:
 
     method: AnyMethod
     quantile: float = 0.5
-    rate: float = 0.2
+    speed: float = 0.2
     share: float = 0.01
 
     def __post_init__(self) -> None:
         if not 0 <= self.quantile <= 1:
             raise SettingError(f"a quantile lies in [0, 1]; got {self.quantile}")
-        if not 0 <= self.rate < math.inf:
-            raise SettingError(f"the rate of an adaptive clip norm is 0 or more, and finite; got {self.rate}")
+        if not 0 <= self.speed < math.inf:
+            raise SettingError(
+                f"the speed of an adaptive clip norm is 0 or more, and finite; got {self.speed}"
+            )
         if not 0 <= self.share < 1:
             raise SettingError(f"the count's share of a step lies in [0, 1); got {self.share}")
 
-    @property
-    def fresh_noise(self) -> float | None:
-        return getattr(self.method, "fresh_noise", None)
+    def init(self, params: Tree) -> Following:
+        return Following(self.method.init(params))
 
-    def init(self, params: Tree) -> dict[str, Any]:
-        return {"inner": self.method.init(params), "factor": 1.0}
-
-    def step(self, ask: Any, params: Tree, state: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
-        counting = ask.counting(state["factor"], self.share)
-        direction, inner = self.method.step(counting, params, state["inner"])
-        return direction, {"inner": inner, "factor": self._next(state["factor"], counting.fraction)}
+    def step(self, ask: Door, params: Tree, state: Following) -> tuple[Tree, Following]:
+        counting = ask.counting(state.factor, self.share)
+        direction, inner = self.method.step(counting, params, state.inner)
+        return direction, Following(inner, self._next(state.factor, counting.fraction))
 
     def _next(self, factor: float, fraction: float | None) -> float:
         """C_(t+1) / C_1. The noisy fraction may lie far outside [0, 1]; then the norm moves as for 0 or 1."""
         if fraction is None:
             return factor
-        return factor * math.exp(-self.rate * (min(max(fraction, 0.0), 1.0) - self.quantile))
+        return factor * math.exp(-self.speed * (min(max(fraction, 0.0), 1.0) - self.quantile))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from saltflat.door import AnyMethod
+from saltflat.door import AnyMethod, Door
 from saltflat.tree import Released, Tree, mul
 
 
@@ -21,14 +20,10 @@ class Rescaled:
 
     method: AnyMethod
 
-    @property
-    def fresh_noise(self) -> float | None:
-        return getattr(self.method, "fresh_noise", None)
-
-    def init(self, params: Tree) -> Any:
+    def init(self, params: Tree) -> object:
         return self.method.init(params)
 
-    def step(self, ask: Any, params: Tree, state: Any) -> tuple[Tree, Any]:
+    def step(self, ask: Door, params: Tree, state: object) -> tuple[Tree, object]:
         direction, state = self.method.step(ask, params, state)
         scaled = mul(direction, 1 / ask.sensitivity)
         if isinstance(direction, Released):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
+from saltflat.door import Door
 from saltflat.errors import SettingError
 from saltflat.tree import Tree, climb
 
@@ -47,7 +47,7 @@ class SAM:
     def init(self, params: Tree) -> None:
         return None
 
-    def step(self, ask: Any, params: Tree, state: None) -> tuple[Tree, None]:
+    def step(self, ask: Door, params: Tree, state: None) -> tuple[Tree, None]:
         if self.ascent_share == 0:
             return ask(params), None
         if self.fresh:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from saltflat.door import Door
 from saltflat.tree import Tree
 
 
@@ -19,5 +19,5 @@ class DPSGD:
     def init(self, params: Tree) -> None:
         return None
 
-    def step(self, ask: Callable[..., Tree], params: Tree, state: None) -> tuple[Tree, None]:
+    def step(self, ask: Door, params: Tree, state: None) -> tuple[Tree, None]:
         return ask(params), None

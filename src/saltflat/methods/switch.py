@@ -1,8 +1,8 @@
 """When to leave the sharpness-aware phase: measures of sharpness that cost nothing or are paid for.
 
-Each measure wraps a method and adds to its state the ``readings`` so far, oldest first; `Plateau`, a phase's
-``until``, ends the phase when they stop falling. The Hessian of the *training* loss is not among them: it needs
-the raw data, and a rule that reads it is a query that nobody accounts for.
+Each measure wraps a method and keeps the `Readings` so far in its state; `Plateau`, a phase's ``until``, ends the phase
+when they stop falling. The Hessian of the *training* loss is not among them: it needs the raw data, and a rule that
+reads it is a query that nobody accounts for.
 
 *Guarantee* of all: readings are made of releases, public data and answers of the door, so what they decide is
 post-processing; but a run whose noise changes at a moment decided by results has no fixed list of steps, and
@@ -13,18 +13,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 
-from saltflat.door import AnyMethod
+from saltflat.door import AnyMethod, Door, Heard
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.methods.sat import SAT
 from saltflat.tree import Tree, add, climb, dot, mul, norm, size, sub, zeros_like
 
-State = dict[str, Any]
+R = TypeVar("R", bound="Readings")
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What a measure has read so far, oldest first, and the state of the method inside."""
+
+    inner: object
+    steps: int = 0
+    readings: tuple[float, ...] = ()
+
+    def after(self: R, inner: object, read: tuple[float, ...]) -> R:
+        """One step later."""
+        return replace(self, inner=inner, steps=self.steps + 1, readings=(*self.readings, *read))
+
+
+def readings_of(state: object) -> Readings:
+    """The readings in a state, under however many methods around the one that measures."""
+    while not isinstance(state, Readings):
+        if not hasattr(state, "inner"):
+            raise SettingError(
+                "a plateau looks at the readings of a measure: put the phase's method into PublicSharpness, Secant, "
+                "Antithetic or Gap"
+            )
+        state = state.inner
+    return state
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +59,7 @@ class Plateau:
     Never before step ``least``; the phase's own ``steps`` is the latest.
 
     >>> until = Plateau(window=2, patience=1)
-    >>> until({"steps": 4, "readings": (3.0, 3.0, 2.0, 2.0)}), until({"steps": 4, "readings": (3.0, 3.0, 3.0, 3.0)})
+    >>> until(Readings(None, 4, (3.0, 3.0, 2.0, 2.0))), until(Readings(None, 4, (3.0, 3.0, 3.0, 3.0)))
     (False, True)
     """
 
@@ -49,12 +74,11 @@ class Plateau:
                 f"a plateau needs window and patience of at least 1, the rest at least 0; got {self}"
             )
 
-    def __call__(self, state: State) -> bool:
-        while "readings" not in state:  # a method around the one that measures
-            state = state["inner"]
-        readings = state["readings"]
+    def __call__(self, state: object) -> bool:
+        found = readings_of(state)
+        readings = found.readings
         whole = len(readings) // self.window
-        if state["steps"] < self.least or whole <= self.patience:
+        if found.steps < self.least or whole <= self.patience:
             return False
         means = [
             math.fsum(readings[k * self.window : (k + 1) * self.window]) / self.window for k in range(whole)
@@ -79,17 +103,22 @@ class PublicSharpness:
     def __post_init__(self) -> None:
         _check_every(self.every)
 
-    @property
-    def fresh_noise(self) -> float | None:
-        return getattr(self.method, "fresh_noise", None)
+    def init(self, params: Tree) -> Readings:
+        return Readings(self.method.init(params))
 
-    def init(self, params: Tree) -> State:
-        return {"inner": self.method.init(params), "steps": 0, "readings": ()}
+    def step(self, ask: Door, params: Tree, state: Readings) -> tuple[Tree, Readings]:
+        read = (float(self.measure(params)),) if state.steps % self.every == 0 else ()
+        direction, inner = self.method.step(ask, params, state.inner)
+        return direction, state.after(inner, read)
 
-    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
-        readings = (float(self.measure(params)),) if state["steps"] % self.every == 0 else ()
-        direction, inner = self.method.step(ask, params, state["inner"])
-        return direction, _after(state, inner, readings)
+
+@dataclass(frozen=True)
+class Asked(Readings):
+    """The readings of `Secant`, where its last step asked, what was answered, and the noise on that."""
+
+    point: Tree | None = None
+    answer: Tree | None = None
+    noise_std: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -113,30 +142,40 @@ class Secant:
         if not isinstance(self.method, SAT) or self.method.drift > 1:
             raise SettingError(f"the secant is known for SAT without drift only; got {self.method}")
 
-    def init(self, params: Tree) -> State:
-        last = {"point": None, "answer": None, "noise_std": 0.0}
-        return {"inner": self.method.init(params), "steps": 0, "readings": (), "last": last}
+    def init(self, params: Tree) -> Asked:
+        return Asked(self.method.init(params))
 
-    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
-        climbed = float(norm(state["inner"])) + 1e-16
-        direction, inner = self.method.step(ask, params, state["inner"])
-        heard, last = ask.heard[-1], state["last"]
-        readings: tuple[float, ...] = ()
-        if last["point"] is not None:
-            lr = self.lr(state["steps"] - 1) if callable(self.lr) else self.lr
-            entered = self.method.radius / climbed - lr
-            readings = _secant(
-                sub(heard.point, last["point"]), sub(heard.answer, last["answer"]), entered, last
-            )
-        now = {"point": heard.point, "answer": heard.answer, "noise_std": heard.answer.noise_std}
-        return direction, {**_after(state, inner, readings), "last": now}
+    def step(self, ask: Door, params: Tree, state: Asked) -> tuple[Tree, Asked]:
+        last = state.inner
+        assert isinstance(last, dict)  # SAT's state is the direction that it climbs along
+        climbed = float(norm(last)) + 1e-16
+        direction, inner = self.method.step(ask, params, last)
+        heard = ask.heard[-1]
+        lr = self.lr(state.steps - 1) if callable(self.lr) else self.lr
+        read = _secant(heard, state, self.method.radius / climbed - lr)
+        now = replace(state, point=heard.point, answer=heard.answer, noise_std=heard.answer.noise_std)
+        return direction, now.after(inner, read)
 
 
-def _secant(moved: Tree, turned: Tree, entered: float, last: State) -> tuple[float, ...]:
+def _secant(heard: Heard, last: Asked, entered: float) -> tuple[float, ...]:
+    """k_t, if there is a step before this one and it moved; ``entered`` is c."""
+    if last.point is None or last.answer is None:
+        return ()
+    moved, turned = sub(heard.point, last.point), sub(heard.answer, last.answer)
     square = float(dot(moved, moved))
     if square == 0:
         return ()
-    return ((float(dot(moved, turned)) + entered * size(moved) * last["noise_std"] ** 2) / square,)
+    return ((float(dot(moved, turned)) + entered * size(moved) * last.noise_std**2) / square,)
+
+
+@dataclass(frozen=True)
+class Probed(Readings):
+    """The readings of `Antithetic`, the running mean of releases, and the pair of steps under way, if there is one."""
+
+    mean: Tree = field(default_factory=dict)
+    along: Tree | None = None
+    sign: float = 0.0  # of the next step of the pair
+    first: Tree | None = None  # the answer to its first step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,38 +204,42 @@ class Antithetic:
         if not 0 <= self.decay < 1:
             raise SettingError(f"decay must lie in [0, 1); got {self.decay}")
 
-    def init(self, params: Tree) -> State:
-        inner = self.method.init(params)
-        return {"inner": inner, "steps": 0, "readings": (), "mean": zeros_like(params), "pair": None}
+    def init(self, params: Tree) -> Probed:
+        return Probed(self.method.init(params), mean=zeros_like(params))
 
-    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
-        readings: tuple[float, ...] = ()
-        pair, door = self._pair(state), ask
-        if pair is not None:
-            probe = climb(params, pair["along"], pair["sign"] * self.radius)
+    def step(self, ask: Door, params: Tree, state: Probed) -> tuple[Tree, Probed]:
+        read: tuple[float, ...] = ()
+        state, door = self._paired(state), ask
+        if state.along is not None:
+            probe = climb(params, state.along, state.sign * self.radius)
             door = ask.spread(lambda point, unit: [(probe, 1.0)])
-        direction, inner = self.method.step(door, params, state["inner"])
-        if pair is not None:
-            answer = ask.heard[-1].answer
-            if pair["first"] is None:
-                pair = {**pair, "sign": -pair["sign"], "first": answer}
-            else:
-                readings, pair = (self._reading(pair, answer),), None
-        mean = add(mul(state["mean"], self.decay), direction, scale=1 - self.decay)
-        return direction, {**_after(state, inner, readings), "mean": mean, "pair": pair}
+        direction, inner = self.method.step(door, params, state.inner)
+        if state.along is not None:
+            state, read = self._looked(state, ask.heard[-1].answer)
+        mean = add(mul(state.mean, self.decay), direction, scale=1 - self.decay)
+        return direction, replace(state, mean=mean).after(inner, read)
 
-    def _pair(self, state: State) -> State | None:
-        """The pair under way, or a new one if it is time and there are releases to build on."""
-        due = state["steps"] % self.every == self.every - 1
-        if state["pair"] is not None or not due:
-            return state["pair"]
-        sign = 1.0 if int(torch.randint(2, (), generator=public_draws(self.seed, state["steps"]))) else -1.0
-        return {"along": state["mean"], "sign": sign, "first": None}
+    def _paired(self, state: Probed) -> Probed:
+        """With a new pair, if it is time for one and none is under way."""
+        if state.along is not None or state.steps % self.every != self.every - 1:
+            return state
+        coin = int(torch.randint(2, (), generator=public_draws(self.seed, state.steps)))
+        return replace(state, along=state.mean, sign=1.0 if coin else -1.0)
 
-    def _reading(self, pair: State, second: Tree) -> float:
-        """``pair["sign"]`` is the second step's by now, so the first one's is its opposite."""
-        along = float(dot(pair["along"], sub(pair["first"], second))) / (float(norm(pair["along"])) + 1e-16)
-        return -pair["sign"] * along / (2 * self.radius)
+    def _looked(self, state: Probed, answer: Tree) -> tuple[Probed, tuple[float, ...]]:
+        """After one step of the pair: on to the second, or its reading."""
+        if state.first is None or state.along is None:
+            return replace(state, sign=-state.sign, first=answer), ()
+        turned = float(dot(state.along, sub(state.first, answer))) / (float(norm(state.along)) + 1e-16)
+        read = -state.sign * turned / (2 * self.radius)  # the sign is the second step's by now
+        return replace(state, along=None, sign=0.0, first=None), (read,)
+
+
+@dataclass(frozen=True)
+class Climbed(Readings):
+    """The readings of `Gap`, and the last direction, along which it looks."""
+
+    last: Tree = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,25 +265,17 @@ class Gap:
         if not 0 < self.share < 1:
             raise SettingError(f"the question's share of a step lies in (0, 1); got {self.share}")
 
-    @property
-    def fresh_noise(self) -> float | None:
-        return getattr(self.method, "fresh_noise", None)
+    def init(self, params: Tree) -> Climbed:
+        return Climbed(self.method.init(params), last=zeros_like(params))
 
-    def init(self, params: Tree) -> State:
-        return {"inner": self.method.init(params), "steps": 0, "readings": (), "last": zeros_like(params)}
-
-    def step(self, ask: Any, params: Tree, state: State) -> tuple[Tree, State]:
-        readings: tuple[float, ...] = ()
-        if state["steps"] % self.every == self.every - 1:
-            high = climb(params, state["last"], self.radius)
-            readings = (ask.gap(params, high, bound=self.bound, share=self.share),)
+    def step(self, ask: Door, params: Tree, state: Climbed) -> tuple[Tree, Climbed]:
+        read: tuple[float, ...] = ()
+        if state.steps % self.every == self.every - 1:
+            high = climb(params, state.last, self.radius)
+            read = (ask.gap(params, high, bound=self.bound, share=self.share),)
             ask = ask.part(1 - self.share)
-        direction, inner = self.method.step(ask, params, state["inner"])
-        return direction, {**_after(state, inner, readings), "last": dict(direction)}
-
-
-def _after(state: State, inner: Any, readings: tuple[float, ...]) -> State:
-    return {**state, "inner": inner, "steps": state["steps"] + 1, "readings": (*state["readings"], *readings)}
+        direction, inner = self.method.step(ask, params, state.inner)
+        return direction, replace(state, last=dict(direction)).after(inner, read)
 
 
 def _check_every(every: int, *, least: int = 1) -> None:

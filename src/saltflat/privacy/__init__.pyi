@@ -1,6 +1,5 @@
 """The public names of the room, each listed here and nowhere else."""
 
-# The record
 # Accountants
 from .accounting.bounds import epsilon as epsilon
 from .accounting.calibration import noise_for as noise_for
@@ -10,10 +9,13 @@ from .accounting.events import phase_event as phase_event
 # Sources of noise
 from .noise import DiscreteNoise as DiscreteNoise
 from .noise import SecureNoise as SecureNoise
+from .noise import SecureSampling as SecureSampling
 from .noise import SeededNoise as SeededNoise
-from .record.ledger import Budget as Budget
+
+# The record
+from .record.history import Budget as Budget
+from .record.history import read as read
 from .record.ledger import Ledger as Ledger
-from .record.ledger import read as read
 from .record.statement import Declared as Declared
 from .record.statement import Statement as Statement
 from .record.statement import state as state

@@ -1,7 +1,8 @@
 """Where the Gaussian noise comes from.
 
 A noise source has two things: ``private``, and ``normal(like)``, which gives independent standard Gaussians
-in the shapes, dtypes and devices of the tree ``like``. ``docs/noise.md`` says which attacks are covered.
+in the shapes, dtypes and devices of the tree ``like``. One that also has ``release`` adds its noise itself.
+``docs/noise.md`` says which attacks are covered.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import threading
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,22 +22,14 @@ from torch import Tensor
 
 from saltflat.errors import ModelError, SettingError
 from saltflat.privacy.limits import SEEDED
-from saltflat.tree import Tree, map_tree
+from saltflat.tree import Tree
 
 Integers = NDArray[np.int64]
 
 
 _PAIRS = 1 << 17  # pairs of Gaussians per chunk: long enough for two threads, short enough for the cache
 _MAX_SCALE = 1 << 20  # keeps every product of the exact sampler below 2^63
-
-
-class Noise(Protocol):
-    """A source of standard Gaussians; ``private`` is False if anyone could repeat them."""
-
-    @property
-    def private(self) -> bool: ...
-
-    def normal(self, like: Tree) -> Tree: ...
+_MAX_RESOLUTION = 1 << 18  # a release's scale is up to twice that, and rounding adds noise_multiplier sqrt(D)
 
 
 @dataclass(frozen=True)
@@ -91,14 +83,14 @@ class SeededNoise:
 
 @dataclass(frozen=True)
 class DiscreteNoise:
-    """Gaussians on the grid of step 1 / resolution, sampled exactly, with no floating-point arithmetic.
+    """Gaussians on a grid of at least ``resolution`` steps to a standard deviation, sampled exactly.
 
-    P(x = k / resolution) proportional to exp(-k^2 / (2 resolution^2)), k an integer
+    *Guarantee*: a run that is given this source releases by :meth:`release`, the mechanism that is exact from
+    end to end, safe against floating-point attacks. :meth:`normal` alone is not: whoever scales and adds rounds
+    again.
 
-    *Guarantee*: as a source alone, none against floating-point attacks: whoever scales and adds it rounds
-    again. :func:`discrete_noised` is the mechanism that is exact from end to end.
-
-    >>> x = DiscreteNoise(resolution=1024).normal({"w": torch.zeros(5, dtype=torch.float64)})["w"]
+    >>> total = {"w": torch.tensor([0.5, -0.25], dtype=torch.float64)}
+    >>> x = DiscreteNoise(1024).release(total, sensitivity=1.0, noise_multiplier=1.0)["w"]
     >>> bool((x * 1024 == (x * 1024).round()).all())
     True
 
@@ -110,14 +102,51 @@ class DiscreteNoise:
     stamp: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        _check_scale(self.resolution, "resolution")
+        _check_scale(self.resolution, "resolution", most=_MAX_RESOLUTION)
+
+    def release(self, total: Tree, *, sensitivity: float, noise_multiplier: float) -> Tree:
+        """``total`` on a grid, with the noise of :func:`discrete_noised`.
+
+        spacing = the largest power of two that is at most noise_multiplier sensitivity / resolution
+
+        *Guarantee*: that of :func:`discrete_noised`; the grid is made of public numbers only. On D coordinates the
+        noise is above noise_multiplier sensitivity by at most (noise_multiplier sqrt(D) + 1) / resolution of it.
+        """
+        spacing = _power_of_two(noise_multiplier * sensitivity / self.resolution)
+        return discrete_noised(
+            total, sensitivity=sensitivity, noise_multiplier=noise_multiplier, spacing=spacing
+        )
 
     def normal(self, like: Tree) -> Tree:
-        """Independent discrete Gaussians of variance 1 in the shape of ``like``."""
+        """Independent discrete Gaussians of variance 1 in the shape of ``like``.
+
+        P(x = k / resolution) proportional to exp(-k^2 / (2 resolution^2)), k an integer
+        """
+        _check_real(like)
         sizes = [leaf.numel() for leaf in like.values()]
         whole = torch.from_numpy(discrete_gaussian(sum(sizes), scale=self.resolution))
         flat = (whole.double() / self.resolution).split(sizes)
         return {name: x.view(leaf.shape).to(leaf) for (name, leaf), x in zip(like.items(), flat, strict=True)}
+
+
+@dataclass(frozen=True)
+class SecureSampling:
+    """Uniform numbers that nobody can repeat, to draw units by: AES-256 in counter mode, under a new key at every call.
+
+    Who was drawn is a secret that amplification by sampling rests on, as the noise is one. *Guarantee*: as for
+    `SecureNoise`: there is no state to save, seed, copy or inherit by a fork.
+
+    >>> u = SecureSampling().random(1000)
+    >>> bool((0 <= u).all() and (u < 1).all()), SecureSampling().private
+    (True, True)
+    """
+
+    private: bool = field(default=True, init=False)
+
+    def random(self, count: int) -> NDArray[np.float64]:
+        """Independent uniforms on [0, 1), each a multiple of 2^-53."""
+        bits = np.frombuffer(_keystream(_fresh_key()).update(bytes(8 * count)), np.uint64)
+        return (bits >> np.uint64(11)) * 2.0**-53
 
 
 def _fresh_key() -> bytes:
@@ -126,9 +155,7 @@ def _fresh_key() -> bytes:
 
 def _normal(key: bytes, like: Tree) -> Tree:
     """Standard Gaussians from one key: a stream in float32 for every leaf but the float64 ones."""
-    for name, leaf in like.items():
-        if not leaf.is_floating_point():
-            raise ModelError(f"leaf {name!r} is {leaf.dtype}: noise needs real floating-point parameters")
+    _check_real(like)
     double = {name: leaf for name, leaf in like.items() if leaf.dtype == torch.float64}
     single = {name: leaf for name, leaf in like.items() if name not in double}
     if not double:
@@ -251,21 +278,10 @@ def discrete_gaussian(shape: int | tuple[int, ...], scale: int) -> Integers:
     return np.concatenate([np.zeros(0, np.int64), *found]).reshape(shape)
 
 
-def round_to_grid(tree: Tree, spacing: float) -> Tree:
-    """The nearest multiple of ``spacing``, coordinate by coordinate.
-
-    *Guarantee*: rounding moves each of D coordinates by at most spacing / 2, so a tree of L2 sensitivity S
-    has sensitivity at most ``grid_sensitivity(S, spacing, D)`` afterwards.
-
-    >>> round_to_grid({"w": torch.tensor([0.3, 0.9])}, spacing=0.5)["w"]
-    tensor([0.5000, 1.0000])
-    """
-    _check_spacing(spacing)
-    return map_tree(lambda x: torch.round(x / spacing) * spacing, tree)
-
-
 def grid_sensitivity(sensitivity: float, spacing: float, size: int) -> float:
     """S + spacing sqrt(D): the L2 sensitivity of a tree of D = ``size`` coordinates once on the grid.
+
+    *Guarantee*: rounding moves each coordinate of each of two neighbouring trees by at most spacing / 2.
 
     >>> grid_sensitivity(1.0, spacing=0.01, size=100)
     1.1
@@ -291,11 +307,12 @@ def discrete_noised(total: Tree, *, sensitivity: float, noise_multiplier: float,
     Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", 2020.
     """
     _check_power_of_two(spacing)
+    _check_real(total)
     sizes = [leaf.numel() for leaf in total.values()]
     if not (0 < sensitivity < math.inf and 0 < noise_multiplier < math.inf):
         raise SettingError(f"{sensitivity=} and {noise_multiplier=}: finite numbers above 0 are needed")
     scale = math.ceil(noise_multiplier * grid_sensitivity(sensitivity, spacing, sum(sizes)) / spacing)
-    _check_scale(scale, "noise_multiplier * sensitivity / spacing")
+    _check_scale(scale, "noise_multiplier * (sensitivity / spacing + sqrt(D))")
     noise = torch.from_numpy(discrete_gaussian(sum(sizes), scale=scale)).split(sizes)
     return {
         name: ((_whole(leaf, spacing) + k.view(leaf.shape)) * spacing).to(leaf)
@@ -308,16 +325,27 @@ def _whole(leaf: Tensor, spacing: float) -> Tensor:
     return (leaf.detach().cpu().double() / spacing).round().clamp(-(2.0**52), 2.0**52)
 
 
+def _power_of_two(most: float) -> float:
+    """The largest power of two that is at most ``most``; what is no positive number is refused where it is used."""
+    return math.ldexp(1.0, math.frexp(most)[1] - 1)
+
+
+def _check_real(tree: Tree) -> None:
+    for name, leaf in tree.items():
+        if not leaf.is_floating_point():
+            raise ModelError(f"leaf {name!r} is {leaf.dtype}: noise needs real floating-point parameters")
+
+
 def _check_power_of_two(spacing: float) -> None:
     _check_spacing(spacing)
     if math.frexp(spacing)[0] != 0.5:
         raise SettingError(f"spacing={spacing!r}: a power of two is needed, so that dividing by it is exact")
 
 
-def _check_scale(scale: int, name: str) -> None:
+def _check_scale(scale: int, name: str, *, most: int = _MAX_SCALE) -> None:
     whole = isinstance(scale, int) and not isinstance(scale, bool)
-    if not (whole and 1 <= scale <= _MAX_SCALE):
-        raise SettingError(f"{name}={scale!r}: a whole number from 1 to {_MAX_SCALE} is needed")
+    if not (whole and 1 <= scale <= most):
+        raise SettingError(f"{name}={scale!r}: a whole number from 1 to {most} is needed")
 
 
 def _check_spacing(spacing: float) -> None:

@@ -13,7 +13,8 @@ from typing import Any
 from saltflat.errors import SettingError
 from saltflat.report import words
 from saltflat.report.folder import Kept
-from saltflat.report.found import number
+from saltflat.runs.layout import MODEL, number
+from saltflat.runs.measures import entries
 
 MARK = "<!-- saltflat report -->"
 DATASETS = {
@@ -22,14 +23,6 @@ DATASETS = {
     "cifar10": "uoft-cs/cifar10",
     "cifar100": "uoft-cs/cifar100",
     "svhn": "ufldl-stanford/svhn",
-}
-MEASURES = {
-    "weight_norm": "weight norm",
-    "loss": "loss",
-    "lambda_max": "largest eigenvalue of the Hessian",
-    "ratio": "largest eigenvalue / fifth",
-    "trace": "trace of the Hessian",
-    "sharpness": "(C_eps, A)-sharpness, %",
 }
 
 
@@ -141,7 +134,7 @@ def _flatness(run: Kept) -> list[str]:
     facts = run.shapes.measures.value
     if not facts or not run.shapes.public:
         return []
-    found = {label: number(facts.get(name)) for name, label in MEASURES.items()}
+    found = {entry.label: number(facts.get(entry.key)) for entry in entries() if entry.card}
     rows = {label: f"{value:.4g}" for label, value in found.items() if value is not None}
     where = f"On {facts.get('examples', 'some')} public examples ({facts.get('data', '')} {facts.get('split', '')})."
     return ["## Flatness", _plain(" ".join(where.split())), _table("measure", "value", rows)] if rows else []
@@ -150,7 +143,7 @@ def _flatness(run: Kept) -> list[str]:
 def _use(run: Kept) -> str:
     model = run.setting("model")
     if not model.isidentifier():
-        return "`model.safetensors` holds the weights by name."
+        return f"`{MODEL}` holds the weights by name."
     return "\n".join(
         [
             "```python",
@@ -158,7 +151,7 @@ def _use(run: Kept) -> str:
             f"from saltflat.models import {model}",
             "",
             f"model = {model}({_arguments(run, model)})",
-            'model.load_state_dict(load_file("model.safetensors"))',
+            f'model.load_state_dict(load_file("{MODEL}"))',
             "```",
         ]
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saltflat.errors import SettingError
+from saltflat.privacy.record import durable
 from saltflat.report.html import Html, tag
 from saltflat.report.look import LIGHT, THEMED, Look, themed
 
@@ -53,7 +54,7 @@ def write(picture: Picture, folder: Path) -> list[Path]:
     files = []
     for kind in FORMATS:
         files.append(folder / f"{picture.key}.{kind}")
-        files[-1].write_bytes(_written(picture, LIGHT, kind))
+        durable.replace(files[-1], _written(picture, LIGHT, kind))
     return files
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from saltflat.errors import DataError, LedgerError, SaltflatError
-from saltflat.privacy.record.ledger import History, read
+from saltflat.privacy.record.history import History, read
 from saltflat.recipes import toml
 from saltflat.recipes.documents import settings, strange
-from saltflat.report.found import Found, found, number, read_object, text
+from saltflat.report.found import Found, found, read_object, text
 from saltflat.report.shapes import Shapes, read_shapes
-
-PARTS = ("recipe.toml", "metrics.jsonl", "statement.json", "ledger.jsonl", "model.safetensors", "landscape")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One line of the metrics; what a line does not have is None."""
-
-    step: int
-    epoch: float | None
-    phase: int | None
-    epsilon: float | None
-    accuracy: float | None
+from saltflat.runs.layout import MARKS, Folder, Reading, head_of, number, readings
 
 
 @dataclass(frozen=True)
@@ -37,7 +24,7 @@ class Book:
     history: History
     delta: float
     epsilon: float | None
-    share: float | None  # of the budget
+    gone: float | None  # how much of the budget, from 0 to 1
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ class Kept:
 
     @property
     def empty(self) -> bool:
-        return not any((self.path / part).exists() for part in PARTS)
+        return Folder(self.path).empty
 
     @property
     def last(self) -> Reading | None:
@@ -115,26 +102,26 @@ def gather(paths: Sequence[Path], *, shared: Path | None = None) -> list[Kept]:
     runs = [read_run(path, name, shared=shared) for path, name in zip(once, unique_names(once), strict=True)]
     if all(run.empty for run in runs):
         listed = ", ".join(str(path) for path in once)
-        raise DataError(f"{listed}: no run is here (none of {', '.join(PARTS)}); begin one: saltflat train")
+        raise DataError(f"{listed}: no run is here (none of {', '.join(MARKS)}); begin one: saltflat train")
     return runs
 
 
 def read_run(path: Path, name: str, *, shared: Path | None = None) -> Kept:
     """Everything in one folder."""
-    recipe = found(path / "recipe.toml", read_recipe)
-    statement = found(path / "statement.json", read_statement)
+    folder = Folder(path)
+    recipe = found(folder.recipe, read_recipe)
+    statement = found(folder.statement, read_statement)
     delta = number((statement.value or {}).get("delta")) or number((recipe.value or {}).get("delta"))
-    own = path / "ledger.jsonl"
-    place = own if own.exists() or shared is None else shared
+    place = folder.ledger if folder.ledger.exists() or shared is None else shared
     return Kept(
         path=path,
         name=name,
         recipe=recipe,
-        readings=found(path / "metrics.jsonl", read_metrics),
+        readings=found(folder.metrics, read_metrics),
         statement=statement,
-        ledger=read_ledger(place, delta, only=None if place == own else path),
-        shapes=read_shapes(path / "landscape"),
-        has_model=(path / "model.safetensors").exists(),
+        ledger=read_ledger(place, delta, only=None if place == folder.ledger else path),
+        shapes=read_shapes(folder.landscape),
+        has_model=folder.model.exists(),
     )
 
 
@@ -142,45 +129,14 @@ def read_recipe(path: Path) -> Found[dict[str, Any]]:
     """The settings by name, those of another version included, with a word on which are unknown or absent here."""
     table = toml.loads(path.read_text(encoding="utf-8"))
     said = strange(table)
-    return Found(settings(table), f"recipe.toml was written by another version: {said}" if said else "")
+    return Found(settings(table), f"{path.name} was written by another version: {said}" if said else "")
 
 
 def read_metrics(path: Path) -> Found[tuple[Reading, ...]]:
-    """The readings of the run as it stands, in the order of its steps.
-
-    A run that went back to a checkpoint takes readings again: a later line replaces all earlier ones of its step and
-    beyond. A line that was torn by a crash is left out and named.
-    """
-    kept: list[Reading] = []
-    bad: list[int] = []
-    for place, line in enumerate(path.read_bytes().splitlines(), start=1):
-        reading = _reading(line)
-        if reading is None:
-            bad.append(place)
-            continue
-        while kept and kept[-1].step >= reading.step:
-            kept.pop()
-        kept.append(reading)
+    """The readings of the run as it stands; a line that was torn by a crash is left out and named."""
+    kept, bad = readings(path)
     lines = ", ".join(map(str, bad[:5])) + (", ..." if len(bad) > 5 else "")
-    return Found(tuple(kept), f"metrics.jsonl: left out line {lines}, torn or damaged" if bad else "")
-
-
-def _reading(line: bytes) -> Reading | None:
-    try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = number(fields.get("step")) if isinstance(fields, dict) else None
-    if step is None:
-        return None
-    phase = number(fields.get("phase"))
-    return Reading(
-        step=int(step),
-        epoch=number(fields.get("epoch")),
-        phase=None if phase is None else int(phase),
-        epsilon=number(fields.get("epsilon")),
-        accuracy=number(fields.get("accuracy")),
-    )
+    return Found(kept, f"{path.name}: left out line {lines}, torn or damaged" if bad else "")
 
 
 def read_statement(path: Path) -> Found[dict[str, Any]]:
@@ -189,15 +145,17 @@ def read_statement(path: Path) -> Found[dict[str, Any]]:
     if facts.value is not None and not text(facts.value.get("stamp")):
         for name in ("epsilon", "delta"):
             if number(facts.value.get(name)) is None:
-                return Found(facts.value, f"statement.json gives no finite {name}")
+                return Found(facts.value, f"{path.name} gives no finite {name}")
     return facts
 
 
 def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) -> Found[Book]:
     """The ledger, verified line by line; of a shared one, what it charged to the run that is kept in ``only``."""
     if not path.exists():
-        if path.with_name(path.name + ".head").exists():
-            return Found(None, f"{path.name} is gone, and {path.name}.head is there: bring back the ledger")
+        if head_of(path).exists():
+            return Found(
+                None, f"{path.name} is gone, and {head_of(path).name} is there: bring back the ledger"
+            )
         return Found()
     try:
         history = read(path)
@@ -210,7 +168,7 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
     try:
-        return Found(Book(history, delta, _on_record(history, delta, numbers), history.share()))
+        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone()))
     except SaltflatError as error:
         return Found(Book(history, delta, None, None), f"{path.name}: {' '.join(str(error).split())}")
 
@@ -218,26 +176,11 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
 def _mine(history: History, folder: Path) -> list[int]:
     """The line numbers of the runs in a shared ledger that name this folder."""
     names = {str(folder), str(folder.resolve())}
-    began = [entry for entry in history.entries if entry.kind == "run"]
     return [
         entry.number
-        for entry in began
+        for entry in history.began()
         if {entry.body["name"], str(Path(entry.body["name"]).resolve())} & names
     ]
-
-
-def _on_record(history: History, delta: float, numbers: list[int] | None) -> float:
-    from saltflat.privacy.record.ledger import epsilon_of
-
-    if numbers is None:
-        return history.epsilon(delta)
-    if any(history.entries[each].body["stamp"] for each in numbers):
-        return math.inf
-    steps: dict[tuple[float, float], int] = {}
-    for each in numbers:
-        for cost, count in history.steps(run=each).items():
-            steps[cost] = steps.get(cost, 0) + count
-    return epsilon_of(steps, delta, history.adjacency)
 
 
 def larger(statement: Mapping[str, Any], ledger: Found[Book]) -> Spent:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,17 +52,6 @@ def read_object(path: Path) -> Found[dict[str, Any]]:
     if not isinstance(value, dict):
         return Found(None, f"{path.name} holds a {type(value).__name__}, not an object")
     return Found(value)
-
-
-def number(value: object) -> float | None:
-    """A finite number, or None: other versions may have written anything.
-
-    >>> number(2), number(True), number(float("nan")), number("2")
-    (2.0, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if math.isfinite(value) else None
 
 
 def text(value: object) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from saltflat.errors import SettingError
+from saltflat.privacy.record import durable
 from saltflat.report import spread, terrain, training
 from saltflat.report.draw import Picture, write
 from saltflat.report.folder import Kept
@@ -22,9 +23,7 @@ def check_place(path: Path, mark: str, flag: str) -> None:
 def keep(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".unfinished")
-    unfinished.write_bytes(text.encode("utf-8", "replace"))
-    unfinished.replace(path)
+    durable.replace(path, text.encode("utf-8", "replace"))
 
 
 def pictures(runs: Sequence[Kept]) -> list[Picture]:

@@ -10,11 +10,14 @@ from typing import Any
 
 from saltflat.privacy.record.statement import rounded_up
 from saltflat.report import spread, terrain, training, words
-from saltflat.report.chart import tick
+from saltflat.report.chart import rounded, tick
 from saltflat.report.draw import Picture, inline
 from saltflat.report.folder import Book, Kept, in_words
-from saltflat.report.found import Found, number
+from saltflat.report.found import Found
 from saltflat.report.html import Html, items, join, table, tag
+from saltflat.report.shapes import file_of
+from saltflat.runs.layout import LANDSCAPE, LEDGER, METRICS, RECIPE, STATEMENT, number
+from saltflat.runs.measures import differing, rows
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ def _training(runs: Sequence[Kept]) -> Section:
 def _no_readings(runs: Sequence[Kept]) -> Html:
     missing = [run for run in runs if not run.readings.value]
     return join(
-        (_troubles(runs, lambda run: run.readings), _absent(missing, "readings (metrics.jsonl)", _TRAIN))
+        (_troubles(runs, lambda run: run.readings), _absent(missing, f"readings ({METRICS})", _TRAIN))
     )
 
 
@@ -128,7 +131,7 @@ def _landscapes(runs: Sequence[Kept]) -> Section:
             _troubles(runs, lambda r: r.shapes.interpolation),
         ]
         if not between:
-            parts.append(_absent(runs, "interpolation (landscape/interpolation.npz)", _LANDSCAPE))
+            parts.append(_absent(runs, f"interpolation ({_file('interpolation')})", _MEASURE))
     return Section("landscapes", "Landscapes", join(parts))
 
 
@@ -193,38 +196,6 @@ def _spectra(runs: Sequence[Kept]) -> Section:
     )
 
 
-MEASURES = {
-    "examples": "examples",
-    "precision": "precision",
-    "loss": "loss",
-    "accuracy": "accuracy",
-    "weight_norm": "weight norm",
-    "lambda_max": "largest eigenvalue",
-    "lambda_5": "fifth eigenvalue",
-    "ratio": "largest / fifth",
-    "hessian_norm": "norm of the Hessian",
-    "trace": "trace",
-    "trace_error": "standard error of the trace",
-    "sharpness": "(C_eps, A)-sharpness, %",
-    "sharpness_solver": "its solver",
-    "sam_gap": "SAM gap",
-    "adaptive_gap": "adaptive SAM gap",
-    "sam_radius": "their radius",
-    "average_gap": "average gap",
-    "average_radius": "its radius",
-    "noise_std": "noise of one step",
-    "hessian": "products with the Hessian by",
-    "products": "how many for the eigenvalues",
-    "data": "data",
-    "split": "split",
-    "subset": "examples' hash",
-    "seed": "seed",
-    "status": "status",
-    "weights": "weights' hash",
-}
-SAME = ("data", "split", "examples", "subset", "precision", "sharpness_solver", "seed")
-
-
 def _measures(runs: Sequence[Kept]) -> Section:
     measured = [run for run in runs if run.shapes.measures.value]
     parts: list[Html | None] = []
@@ -241,33 +212,27 @@ def _measures(runs: Sequence[Kept]) -> Section:
 
 def _measure_rows(runs: Sequence[Kept]) -> list[list[str]]:
     """A row for each measure that some run has; those of other versions at the end."""
-    facts = [run.shapes.measures.value or {} for run in runs]
-    others = {name for each in facts for name in each} - {*MEASURES, "noise_tolerance"}
-    names = {**MEASURES, **{name: name for name in sorted(others)}}
-    return [
-        [label, *(_measure(name, each.get(name)) for each in facts)]
-        for name, label in names.items()
-        if any(each.get(name) is not None for each in facts)
-    ]
+    table = rows([run.shapes.measures.value or {} for run in runs], details=True)
+    return [[row.label, *(_measure(*cell, percent=row.percent) for cell in row.cells)] for row in table]
 
 
-def _measure(name: str, value: object) -> str:
+def _measure(value: object, error: float | None, *, percent: bool) -> str:
     found = number(value)
     if found is None:
         return words.NOTHING if value is None else in_words(value)
-    if name == "accuracy":
+    if percent:
         return f"{found:.2%}".replace("%", " %")
-    return f"{int(found):,}" if found == int(found) and abs(found) < 1e9 else tick(float(f"{found:.4g}"))
+    said = f"{int(found):,}" if found == int(found) and abs(found) < 1e9 else rounded(found, 4)
+    return said if error is None else f"{said} ± {rounded(error, 2)}"
 
 
 def _unlike(runs: Sequence[Kept]) -> Html | None:
     """A word where measures were not taken on the same examples in the same way."""
-    facts = [run.shapes.measures.value or {} for run in runs]
-    differ = [name for name in SAME if len({str(each.get(name)) for each in facts}) > 1]
-    if not differ:
-        return None
-    return alert(
-        "These measures are not comparable:", f"they differ in {', '.join(MEASURES[d] for d in differ)}."
+    differ = differing([run.shapes.measures.value or {} for run in runs])
+    return (
+        alert("These measures are not comparable:", f"they differ in {', '.join(differ)}.")
+        if differ
+        else None
     )
 
 
@@ -292,7 +257,7 @@ def _clipped(runs: Sequence[Kept]) -> Html | None:
 def _configuration(runs: Sequence[Kept]) -> Section:
     read = [run for run in runs if run.recipe.value]
     parts: list[Html | None] = [_troubles(runs, lambda run: run.recipe)]
-    parts.append(_absent([run for run in runs if run.recipe.missing], "recipe.toml", _TRAIN))
+    parts.append(_absent([run for run in runs if run.recipe.missing], RECIPE, _TRAIN))
     if read:
         names = list(dict.fromkeys(name for run in read for name in run.recipe.value or {}))
         rows = [[name, *(run.setting(name) or words.NOTHING for run in read)] for name in names]
@@ -333,7 +298,7 @@ def _unstated(run: Kept) -> Html:
         )
     else:
         so_far = f"What it cost is unknown: {run.spent.source}."
-    return _note(f"No statement.json: it is written when a run ends. {so_far}")
+    return _note(f"No {STATEMENT}: it is written when a run ends. {so_far}")
 
 
 def _ledgers(runs: Sequence[Kept]) -> Section:
@@ -347,7 +312,7 @@ def _ledgers(runs: Sequence[Kept]) -> Section:
         if run.ledger.missing:
             hint = "If it was charged to a shared ledger, name that: "
             command = tag("code", f"saltflat report --ledger FILE {shlex.quote(str(run.path))}")
-            parts.append(_note(f"No ledger.jsonl in {run.path}. {hint}", command))
+            parts.append(_note(f"No {LEDGER} in {run.path}. {hint}", command))
     return Section("ledger", "Ledger", join(parts))
 
 
@@ -364,11 +329,11 @@ def _ledger(name: str, book: Book) -> list[Html | None]:
             f"delta {tick(book.delta)}; data: {history.dataset}; adjacency: {history.adjacency.replace('-', ' ')}.",
         )
     ]
-    if history.budget is not None and book.share is not None:
-        share = min(book.share, 1.0)
+    if history.budget is not None and book.gone is not None:
+        gone = min(book.gone, 1.0)
         budget = f"epsilon {history.budget.epsilon:g} at delta {tick(history.budget.delta)}"
-        said = f"{100 * share:.1f} % of the budget, {budget}"
-        parts.append(tag("p", tag("meter", min=0, max=1, value=f"{share:.4f}", aria_label=said), " ", said))
+        said = f"{100 * gone:.1f} % of the budget, {budget}"
+        parts.append(tag("p", tag("meter", min=0, max=1, value=f"{gone:.4f}", aria_label=said), " ", said))
     head = ("run", "began", "steps", "rate", "noise multiplier", "charges")
     parts.append(table(head, rows, caption=f"History of the ledger of {name}"))
     parts.append(tag("p", "Head: ", tag("code", history.head)))
@@ -384,7 +349,7 @@ def _ledger_rows(book: Book, run: int) -> list[list[str]]:
         str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""),
         str(body["time"]).replace("T", " "),
     ]
-    costs = book.history.steps(run=run)
+    costs = book.history.steps([run])
     if not costs:
         return [[*first, "0", words.NOTHING, words.NOTHING, str(len(charges))]]
     return [
@@ -409,15 +374,8 @@ SECTIONS: tuple[Callable[[Sequence[Kept]], Section], ...] = (
     _ledgers,
 )
 
-FILES = {
-    "line": "landscape/line.npz",
-    "surface": "landscape/surface.npz",
-    "spectrum": "landscape/spectrum.npz",
-    "measures": "landscape/measures.json",
-    "gradients": "landscape/gradients.json",
-}
 _TRAIN = "saltflat train --out"
-_LANDSCAPE = "saltflat landscape"
+_MEASURE = "saltflat landscape"
 
 
 def _figures(pictures: Iterable[Picture | None]) -> Html | None:
@@ -438,14 +396,19 @@ def _lacking(runs: Sequence[Kept], *parts: str) -> Html:
     """What is damaged, and what is missing with the command that makes it: one sentence for runs that lack the same."""
     lacking: dict[tuple[str, ...], list[Kept]] = {}
     for run in runs:
-        files = tuple(FILES[part] for part in parts if getattr(run.shapes, part).missing)
+        files = tuple(_file(part) for part in parts if getattr(run.shapes, part).missing)
         lacking.setdefault(files, []).append(run)
     return join(
         (
             *(_troubles(runs, partial(_shape, part)) for part in parts),
-            *(_absent(them, " and no ".join(files), _LANDSCAPE) for files, them in lacking.items() if files),
+            *(_absent(them, " and no ".join(files), _MEASURE) for files, them in lacking.items() if files),
         )
     )
+
+
+def _file(part: str) -> str:
+    """Where a part of the landscape is kept, from the run's folder on."""
+    return f"{LANDSCAPE}/{file_of(part)}"
 
 
 def _shape(part: str, run: Kept) -> Found[Any]:

@@ -10,7 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from saltflat.report.found import Found, found, number, read_object, text
+from saltflat.report.found import Found, found, read_object, text
+from saltflat.runs.layout import MEASURES, number
+from saltflat.runs.measures import PARTS
 
 PUBLIC = "public"
 
@@ -107,18 +109,24 @@ class Shapes:
         return all(each == PUBLIC for each in ([said] if measures is not None else []) + given)
 
 
+def file_of(part: str) -> str:
+    """The name of a part's file; all measures are in one."""
+    return MEASURES if part == "measures" else PARTS[part].file
+
+
 def read_shapes(folder: Path) -> Shapes:
     """All parts, each by itself."""
-    return Shapes(
-        measures=found(folder / "measures.json", read_object),
-        line=found(folder / "line.npz", _arrays(_line)),
-        surface=found(folder / "surface.npz", _arrays(_surface)),
-        spectrum=found(folder / "spectrum.npz", _arrays(_spectrum)),
-        gradients=found(folder / "gradients.json", _gradients),
-        interpolation=found(folder / "interpolation.npz", _arrays(_interpolation)),
-        smoothed=found(folder / "smoothed.npz", _arrays(_line)),
-        trajectory=found(folder / "trajectory.npz", _arrays(_surface)),
-    )
+    readers: dict[str, Callable[[Path], Found[Any]]] = {
+        "measures": read_object,
+        "line": _arrays(_line),
+        "surface": _arrays(_surface),
+        "spectrum": _arrays(_spectrum),
+        "gradients": _gradients,
+        "interpolation": _arrays(_interpolation),
+        "smoothed": _arrays(_line),
+        "trajectory": _arrays(_surface),
+    }
+    return Shapes(**{part: found(folder / file_of(part), read) for part, read in readers.items()})
 
 
 def _arrays(make: Callable[[dict[str, Any]], T]) -> Callable[[Path], Found[T]]:

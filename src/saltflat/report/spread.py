@@ -22,9 +22,9 @@ from saltflat.report.chart import (
 )
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
-from saltflat.report.found import number
 from saltflat.report.look import Look
 from saltflat.report.shapes import Array, Gradients
+from saltflat.runs.measures import pairs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,9 +69,9 @@ def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
     """By how much the loss rises after so many steps' worth of DP noise."""
     series = []
     for place, run in enumerate(runs):
-        pairs = _pairs((run.shapes.measures.value or {}).get("noise_tolerance"))
-        if pairs:
-            series.append(Series(place, run.name, [a for a, _ in pairs], [b for _, b in pairs]))
+        taken = pairs((run.shapes.measures.value or {}).get("noise_tolerance"))
+        if taken:
+            series.append(Series(place, run.name, [a for a, _ in taken], [b for _, b in taken]))
     if not series:
         return None
     log = spans_decades(all_of(series, lambda each: each.x))
@@ -84,13 +84,6 @@ def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
             look, series, x=Axis(label="steps of noise", log=log), y=Axis(label="rise of the loss")
         ),
     )
-
-
-def _pairs(value: Any) -> list[tuple[float, float]]:
-    """The (steps, rise) pairs that are pairs of numbers."""
-    rows = value if isinstance(value, list) else []
-    read = [(number(row[0]), number(row[1])) for row in rows if isinstance(row, list) and len(row) == 2]
-    return [(a, b) for a, b in read if a is not None and b is not None]
 
 
 def gradient_norms(runs: Sequence[Kept]) -> Picture | None:

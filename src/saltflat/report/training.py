@@ -9,7 +9,8 @@ from itertools import pairwise
 from saltflat.privacy.record.statement import rounded_up
 from saltflat.report.chart import Axis, Series, chart, tick
 from saltflat.report.draw import Picture
-from saltflat.report.folder import Kept, Reading
+from saltflat.report.folder import Kept
+from saltflat.runs.layout import Reading
 
 ACCURACY = Axis(label="test accuracy", percent=True)
 EPSILON = Axis(label="epsilon")

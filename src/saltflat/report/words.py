@@ -8,7 +8,8 @@ from typing import Any
 from saltflat.privacy.record.statement import Statement, rounded_up
 from saltflat.report.chart import tick
 from saltflat.report.folder import Kept, Spent, in_words
-from saltflat.report.found import number, text
+from saltflat.report.found import text
+from saltflat.runs.layout import number
 
 UNKNOWN = "unknown"
 NOTHING = "–"

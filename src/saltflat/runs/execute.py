@@ -2,99 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints
-from saltflat.core.train import Progress, Surroundings, train
+from saltflat.core.step import Safeguards
+from saltflat.core.train import Progress, Running, train
 from saltflat.data import Examples, Split
-from saltflat.errors import DataError, SettingError
-from saltflat.privacy.accounting import bounds
-from saltflat.privacy.accounting.events import compose, phase_event
-from saltflat.privacy.record.ledger import Budget, Ledger, Run
+from saltflat.errors import SettingError
+from saltflat.privacy.record import durable
+from saltflat.privacy.record.history import Budget
+from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
-from saltflat.recipes import Recipe, read
+from saltflat.recipes import Recipe
 from saltflat.recipes.build import loss_of, network_of
+from saltflat.runs.begin import begun
+from saltflat.runs.layout import Folder, Reading, add_reading
 
 READINGS = 20  # how often in a run the test accuracy is taken
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What is known after some steps. Everything here is released, public, or about the machine."""
-
-    step: int
-    epoch: float
-    phase: int
-    epsilon: float  # on record for this run so far: steps that ran again after a crash count again
-    accuracy: float  # of the weights that the run would end with, on the public test examples
-    seconds: float  # since the reading before
-    examples_per_second: float  # expected ones: how many were drawn stays private
-
-
-@dataclass(frozen=True)
-class Folder:
-    """Where a run is kept."""
-
-    path: Path
-
-    @property
-    def recipe(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def ledger(self) -> Path:
-        return self.path / "ledger.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    def begin(self, recipe: Recipe) -> None:
-        """Make the folder and write the recipe down; a folder with a run in it is refused."""
-        if self.recipe.exists():
-            raise SettingError(f"{self.path} holds a run already; go on with --resume, or give another --out")
-        self.path.mkdir(parents=True, exist_ok=True)
-        _write(self.recipe, recipe.as_toml())
-
-    def resumed(self) -> Recipe:
-        """The recipe of the run that is in the folder."""
-        if not self.recipe.exists():
-            raise DataError(f"{self.path} holds no run to go on with; leave --resume out to begin one")
-        return read(self.recipe)
-
-    def note(self, reading: Reading) -> None:
-        """Add a line to the metrics. A step that runs again after a crash has two; the later one counts."""
-        with self.metrics.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(reading)) + "\n")
-
-    def finish(self, model: nn.Module, statement: Statement) -> None:
-        """Write the statement and the model."""
-        _write(self.path / "statement.txt", statement.as_text() + "\n")
-        _write(self.path / "statement.json", statement.as_json() + "\n")
-        unfinished = self.model.with_suffix(".unfinished")
-        weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
-        save_file(weights, str(unfinished), metadata={"format": "pt"})
-        unfinished.replace(self.model)
-
-
-def _write(path: Path, text: str) -> None:
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(path)
+def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
+    """Write the statement and the model."""
+    durable.replace(folder.statement_text, f"{statement.as_text()}\n".encode())
+    durable.replace(folder.statement, f"{statement.as_json()}\n".encode())
+    weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
+    durable.replace(folder.model, save(weights, metadata={"format": "pt"}))
 
 
 @dataclass(frozen=True)
@@ -112,39 +53,42 @@ def execute(
     split: Split,
     folder: Folder,
     *,
+    resume: bool = False,
     ledger: Path | None = None,
     device: str = "cpu",
     watch: Callable[[Progress], None] = lambda progress: None,
     told: Callable[[Reading], None] = lambda reading: None,
 ) -> Outcome:
-    """Train, charge, keep; begin anew or go on, whichever the folder's checkpoints say.
+    """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
-    recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget.
+    recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
+    before its first charge leaves the folder as it was.
     """
     model = network_of(recipe).to(device)
     _check_fits(model, split, recipe)
+    contribution = loss_of(recipe, model)
     units, test = split.train.to(device), split.test.to(device)
-    with _charged(recipe, folder, ledger) as (book, run):
+    start = nullcontext() if resume else begun(folder, recipe, ledger or folder.ledger)
+    with start, _charged(recipe, folder, ledger) as (book, run):
         readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
 
         def after(progress: Progress) -> None:
             watch(progress)
             reading = readings.after(progress)
             if reading is not None:
-                folder.note(reading)
+                add_reading(folder.metrics, reading)
                 told(reading)
 
-        around = Surroundings(
+        running = Running(
             physical=recipe.physical,
-            meter=run,
-            checkpoints=Checkpoints(folder.path / "checkpoints", every=max(1, recipe.spare // 2)),
+            checkpoints=Checkpoints(folder.checkpoints, every=max(1, recipe.spare // 2)),
             watch=after,
         )
-        train(plan, loss_of(recipe, model), units, around)
+        train(plan, contribution, units, safeguards=Safeguards(meter=run), running=running)
         event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
     statement = state(event, Declared(delta=recipe.delta, size=plan.size))
-    folder.finish(model, statement)
+    finish(folder, model, statement)
     return Outcome(accuracy(model, test, recipe.physical), statement, on_record)
 
 
@@ -172,7 +116,7 @@ class _Readings:
             step=progress.step,
             epoch=progress.step * self.plan.rate,
             phase=progress.phase,
-            epsilon=spent(self.run, self.recipe.delta),
+            epsilon=self.run.epsilon(self.recipe.delta),
             accuracy=accuracy(_with(progress.ending, self.probe), self.test, self.recipe.physical),
             seconds=seconds,
             examples_per_second=self.plan.expected_units * taken / seconds if taken else 0.0,
@@ -191,12 +135,6 @@ def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tu
         book.run(str(folder.path), unit="example", block=max(1, recipe.spare // 4)) as run,
     ):
         yield book, run
-
-
-def spent(run: Run, delta: float) -> float:
-    """Epsilon of all that is on record for a run."""
-    events = [phase_event(*cost, steps) for cost, steps in run.charged().items()]
-    return bounds.epsilon(compose(*events), delta) if events else 0.0
 
 
 def accuracy(model: nn.Module, examples: Examples, size: int) -> float:

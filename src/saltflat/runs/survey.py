@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,10 +14,9 @@ import torch
 from torch import nn
 
 from saltflat import landscape as land
-from saltflat.core.contribution import per_example, supervised
 from saltflat.clipping import as_clip
+from saltflat.core.contribution import per_example, supervised
 from saltflat.core.sampling import physical
-from saltflat.tree import Tree, map_tree, norm, size
 from saltflat.data import Examples, Split, official_size
 from saltflat.door import layers
 from saltflat.errors import PrivacyError, SettingError
@@ -29,24 +26,12 @@ from saltflat.optimizers import SGD
 from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe
 from saltflat.recipes.build import network_of, plan_of
+from saltflat.runs.layout import MEASURES, as_json, as_npz
+from saltflat.runs.measures import PARTS, Effort, Part, files, usual
 from saltflat.runs.weights import Subject, path_of
 from saltflat.schedules import at
+from saltflat.tree import Tree, map_tree, norm, size
 
-PARTS = {  # in the order in which they are measured
-    "eigenvalues": "largest eigenvalues of the Hessian, their ratio, its norm",
-    "trace": "trace of the Hessian, with standard error",
-    "spectrum": "density of all eigenvalues",
-    "sharpness": "(C_eps, A)-sharpness",
-    "gaps": "rise of the loss uphill, scale-free uphill, and on the average at a distance",
-    "noise": "rise of the loss under the noise of 1 to 1000 private steps",
-    "line": "loss and accuracy along a random direction",
-    "surface": "loss and accuracy over a plane of two random directions",
-    "gradients": "per-example gradient norms and the clipped share",
-    "interpolation": "loss and accuracy between the first run and each other one",
-    "trajectory": "loss and accuracy over the plane of the training path",
-    "smoothed": "the line on the smoothed loss of DPLIS",
-}
-USUAL = tuple(name for name in PARTS if name not in ("trajectory", "smoothed"))
 LOSS = nn.CrossEntropyLoss(reduction="none")
 MOST = 250  # examples in one pass's batch: small enough to stay in a CPU's cache
 
@@ -55,7 +40,7 @@ MOST = 250  # examples in one pass's batch: small enough to stay in a CPU's cach
 class Settings:
     """How to look: one value for all runs that are compared."""
 
-    parts: tuple[str, ...] = USUAL
+    parts: tuple[str, ...] = field(default_factory=usual)
     examples: int = 2000
     grid: int = 25
     seed: int = 0
@@ -65,7 +50,7 @@ class Settings:
     train: bool = False  # look at the private training examples
     stays_private: bool = False
     radius: float = 0.05  # of the SAM gap
-    reach: float = 1.0  # of the average gap
+    distance: float = 1.0  # of the average gap
     copies: int = 10  # of the smoothed loss
     device: str = "cpu"
 
@@ -155,7 +140,7 @@ def objective_of(subject: Subject, chosen: Examples, settings: Settings) -> tupl
     return objective, map_tree(lambda leaf: leaf.to(settings.device, settings.dtype), subject.params)
 
 
-# Measures: each gives entries of measures.json.
+# Each function gives the entries or arrays of the part of its name; see saltflat.runs.measures.
 
 
 def basics(view: View) -> dict[str, Any]:
@@ -196,8 +181,8 @@ def gaps(view: View) -> dict[str, Any]:
         "sam_gap": land.sam_gap(*around, radius=settings.radius),
         "sam_radius": settings.radius,
         "adaptive_gap": land.adaptive_gap(*around),
-        "average_gap": land.average_gap(*around, radius=settings.reach, seed=settings.seed),
-        "average_radius": settings.reach,
+        "average_gap": land.average_gap(*around, radius=settings.distance, seed=settings.seed),
+        "average_radius": settings.distance,
     }
 
 
@@ -225,9 +210,6 @@ def reach_of(recipe: Recipe) -> float:
     """The reach of the recipe's own DPLIS, or the all-purpose value."""
     found = (each for stage in recipe.phase for each in layers(stage.method) if isinstance(each, DPLIS))
     return next((each.reach for each in found), 10.0)
-
-
-# Pictures: each gives the arrays of one npz file.
 
 
 def spectrum(view: View) -> dict[str, Any]:
@@ -310,46 +292,26 @@ def gradients(view: View) -> dict[str, Any]:
     return entries
 
 
-MEASURES = {f.__name__: f for f in (eigenvalues, trace, sharpness, gaps, noise)}
-PICTURES = {f.__name__: f for f in (spectrum, line, surface, trajectory, smoothed)}
+def function_of(part: Part) -> Callable[..., dict[str, Any]]:
+    """The function of the part's name in this file: of a view, or of the first and the others for what lies between."""
+    return globals()[part.name]
 
 
 def passes(part: str, settings: Settings, weights: int) -> int:
     """How often a part is expected to go over the examples, for a bar that knows where it is."""
-    steps = min(settings.steps, weights)
-    return {
-        "eigenvalues": steps,
-        "trace": settings.probes,
-        "spectrum": 5 * steps,
-        "sharpness": 40,
-        "gaps": 15,
-        "noise": 44,
-        "line": 81,
-        "surface": settings.grid**2,
-        "gradients": 1,
-        "interpolation": 41,
-        "trajectory": settings.grid**2,
-        "smoothed": 81,
-    }[part]
+    effort = Effort(settings.grid, settings.probes, min(settings.steps, weights))
+    return PARTS[part].passes(effort)
 
 
-def look(view: View, part: str) -> None:
-    """Measure one part and keep it. *Guarantee*: a file is whole or not there, whenever this is stopped."""
-    place = view.subject.place
+def look(view: View, part: str, others: Sequence[View] = ()) -> None:
+    """Measure one part and keep it; ``others`` are for a part that lies between.
+
+    *Guarantee*: a file is whole or not there, whenever this is stopped.
+    """
+    this = PARTS[part]
     make_room(view)
-    if part in MEASURES:
-        there = json.loads(measures_file(place).read_text(encoding="utf-8"))
-        keep(measures_file(place), _json({**there, **MEASURES[part](view)}))
-    elif part in PICTURES:
-        keep_arrays(place / f"{part}.npz", PICTURES[part](view), view)
-    elif part == "gradients":
-        keep(place / "gradients.json", _json({**gradients(view), **view.heading}))
-
-
-def look_between(first: View, others: Sequence[View]) -> None:
-    """Measure and keep what lies between the first run and the others."""
-    make_room(first)
-    keep_arrays(first.subject.place / "interpolation.npz", interpolation(first, others), first)
+    found = function_of(this)(view, others) if this.between else function_of(this)(view)
+    keep(view, this.file, found)
 
 
 def make_room(view: View) -> None:
@@ -359,53 +321,30 @@ def make_room(view: View) -> None:
     if there is not None and all(there.get(key) == value for key, value in view.heading.items()):
         return
     entries = {**view.heading, **basics(view)}
-    for name in (*(f"{part}.npz" for part in PARTS), "gradients.json"):
+    for name in files() - {MEASURES}:
         (place / name).unlink(missing_ok=True)
     place.mkdir(parents=True, exist_ok=True)
     note = {"note": view.subject.note} if view.subject.note else {}
-    keep(measures_file(place), _json({**entries, **note}))
-
-
-def measures_file(place: Path) -> Path:
-    return place / "measures.json"
+    durable.replace(place / MEASURES, as_json({**entries, **note}))
 
 
 def read_measures(place: Path) -> dict[str, Any] | None:
     """What is kept; None if there is nothing that can be read."""
     try:
-        found = json.loads(measures_file(place).read_text(encoding="utf-8"))
+        found = json.loads((place / MEASURES).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def keep_arrays(file: Path, arrays: dict[str, Any], view: View) -> None:
-    """Write arrays and the heading as npz; none, no file."""
-    if not arrays:
-        return
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **{**arrays, **view.heading})
-    keep(file, buffer.getvalue())
-
-
-def keep(file: Path, data: bytes) -> None:
-    """Put a file in its place, whole or not at all."""
-    try:
-        durable.replace(file, data)
-    finally:
-        file.with_name(f".{file.name}.new").unlink(missing_ok=True)
-
-
-def _json(entries: dict[str, Any]) -> bytes:
-    plain = {key: _finite(value) for key, value in entries.items()}
-    return (json.dumps(plain, indent=1, allow_nan=False) + "\n").encode()
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity and no NaN: null stands for them."""
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def keep(view: View, name: str, found: dict[str, Any]) -> None:
+    """Add entries to measures.json, or put them into a file of their own under the heading; none, no file."""
+    place = view.subject.place
+    if name == MEASURES:
+        durable.replace(place / name, as_json({**(read_measures(place) or {}), **found}))
+    elif found:
+        write = as_npz if name.endswith(".npz") else as_json
+        durable.replace(place / name, write({**found, **view.heading}))
 
 
 def _first(view: View) -> str:

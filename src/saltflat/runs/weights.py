@@ -10,13 +10,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from saltflat.core.state import unpack
-from saltflat.tree import Tree
 from saltflat.errors import DataError
 from saltflat.landscape.subset import fingerprint
 from saltflat.privacy.record import checkpoint
 from saltflat.recipes import Recipe, read
 from saltflat.recipes.build import network_of
-from saltflat.runs.execute import Folder
+from saltflat.runs.layout import CHECKPOINTS, MODEL, RECIPE, Folder
+from saltflat.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -46,25 +46,24 @@ def subject(path: Path) -> Subject:
 
     A run without a model has its newest whole checkpoint looked at. One with neither is refused, with what is missing.
     """
-    if path.parent.name == "checkpoints" and path.stem.isdecimal():
+    if path.parent.name == CHECKPOINTS and path.stem.isdecimal():
         return _of_checkpoint(path.parent.parent, int(path.stem), str(path))
-    recipe = _recipe(path)
-    if Folder(path).model.exists():
-        weights = _model(Folder(path).model, recipe)
-        return Subject(str(path), path, path / "landscape", recipe, weights)
-    found = checkpoint.load(path / "checkpoints")
+    folder, recipe = Folder(path), _recipe(path)
+    if folder.model.exists():
+        return Subject(str(path), path, folder.landscape, recipe, _model(folder.model, recipe))
+    found = checkpoint.load(folder.checkpoints)
     if found is None:
         raise DataError(
-            f"{path} has neither model.safetensors nor a checkpoint: the run was stopped before its first one; go on "
+            f"{path} has neither {MODEL} nor a checkpoint: the run was stopped before its first one; go on "
             f"with saltflat train --resume --out {path}"
         )
     note = f"unfinished: after {found.meta.get('step', '?')} steps"
-    return Subject(str(path), path, path / "landscape", recipe, _ending(found, recipe, str(path)), note)
+    return Subject(str(path), path, folder.landscape, recipe, _ending(found, recipe, str(path)), note)
 
 
 def path_of(subject: Subject) -> list[Tree]:
     """The points of the run's path that are known: the first weights, its checkpoints, the weights themselves."""
-    folder = subject.run / "checkpoints"
+    folder = Folder(subject.run).checkpoints
     kept = [checkpoint.numbered(folder, number) for number in checkpoint.numbers(folder)]
     middle = [_ending(found, subject.recipe, str(folder)) for found in kept]
     points = [initial(subject.recipe), *middle, subject.params]
@@ -78,10 +77,10 @@ def initial(recipe: Recipe) -> Tree:
 
 
 def _of_checkpoint(run: Path, number: int, name: str) -> Subject:
-    recipe = _recipe(run)
-    found = checkpoint.numbered(run / "checkpoints", number)
+    folder, recipe = Folder(run), _recipe(run)
+    found = checkpoint.numbered(folder.checkpoints, number)
     note = f"checkpoint after {found.meta.get('step', '?')} steps"
-    place = run / "landscape" / f"{number:06d}"
+    place = folder.landscape / f"{number:06d}"
     return Subject(name, run, place, recipe, _ending(found, recipe, name), note)
 
 
@@ -92,7 +91,7 @@ def _recipe(path: Path) -> Recipe:
         )
     if not Folder(path).recipe.exists():
         raise DataError(
-            f"{path} holds no run: recipe.toml is missing; give a folder that saltflat train --out made"
+            f"{path} holds no run: {RECIPE} is missing; give a folder that saltflat train --out made"
         )
     return read(Folder(path).recipe)
 

@@ -6,21 +6,11 @@ fixes its measure of cost in advance, adds up what each step costs, and refuses 
 
 from __future__ import annotations
 
-import math
-
-from dp_accounting import get_sigma_gaussian
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.errors import AccountingError, BudgetError
 from saltflat.privacy.accounting import renyi
-from saltflat.privacy.accounting.events import (
-    ADD_REMOVE,
-    REPLACE,
-    Adjacency,
-    gaussian_only,
-    leaves,
-    step_event,
-)
+from saltflat.privacy.accounting.events import ADD_REMOVE, Adjacency, leaves, step_event
 from saltflat.privacy.limits import checked_delta, checked_epsilon
 
 
@@ -67,11 +57,11 @@ class RdpFilter:
 
     @property
     def spent(self) -> float:
-        """The share of the budget that is gone, from 0 to 1."""
+        """How much of the budget is gone, from 0 to 1."""
         return self._spent / self._budget
 
     def cost(self, event: DpEvent) -> float:
-        """The share of the budget that ``event`` would take; more than ``1 - spent`` will be refused."""
+        """How much of the budget ``event`` would take, 1 being all; more than ``1 - spent`` will be refused."""
         curve = renyi.rdp_curve(leaves(event), (self._order,), adjacency=self._adjacency)
         return float(curve[0]) / self._budget
 
@@ -88,56 +78,6 @@ class RdpFilter:
     def step(self, rate: float, noise_multiplier: float) -> None:
         """Charge one step: a filter can be the meter of a run."""
         self.spend(step_event(rate, noise_multiplier))
-
-
-class GaussianFilter:
-    """The exact filter for Gaussian answers on everyone, whose noise is chosen as you go.
-
-    ``sum(1 / sigma_i^2) <= mu^2``, where one Gaussian with noise 1 / mu is exactly (epsilon, delta)-private.
-
-    *Guarantee*: as for :class:`RdpFilter`, and nothing is lost to Renyi conversion. Sampling is not covered.
-
-    >>> from saltflat.privacy.accounting.events import step_event
-    >>> budget = GaussianFilter(epsilon=2.0, delta=1e-5)
-    >>> budget.spend(step_event(1.0, 3.0))
-    >>> round(budget.spent, 2)
-    0.44
-
-    Koskela, Tobaben & Honkela, "Individual Privacy Accounting with Gaussian Differential Privacy", 2023.
-    """
-
-    def __init__(self, *, epsilon: float, delta: float, adjacency: Adjacency = ADD_REMOVE) -> None:
-        epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
-        if not epsilon >= 1e-6:
-            raise AccountingError(f"epsilon is {epsilon:g}: a filter needs at least 1e-6 to spend")
-        doubled = 2 if adjacency is REPLACE else 1
-        sigma = float(get_sigma_gaussian(epsilon, delta)) * (1 + 1e-9) + 1e-10
-        self._budget = 1 / (doubled * sigma) ** 2
-        self._spent = 0.0
-
-    @property
-    def spent(self) -> float:
-        """The share of the budget that is gone, from 0 to 1."""
-        return self._spent / self._budget
-
-    def cost(self, event: DpEvent) -> float:
-        """The share of the budget that ``event`` would take."""
-        parts = leaves(event)
-        if not gaussian_only(parts):
-            raise AccountingError("the Gaussian filter takes unsampled Gaussian answers only: use RdpFilter")
-        return (
-            math.fsum(count / leaf.noise_multiplier**2 for leaf, count in parts) * (1 + 1e-9) / self._budget
-        )
-
-    def spend(self, event: DpEvent) -> None:
-        """Charge ``event``, or refuse it with a BudgetError and charge nothing."""
-        cost = self.cost(event)
-        if not self.spent + cost <= 1:
-            raise BudgetError(
-                f"this step costs {cost:.3g} of the budget and {1 - self.spent:.3g} is left: stop here, or "
-                "take more noise"
-            )
-        self._spent += cost * self._budget
 
 
 def planned_order(event: DpEvent, delta: float, *, adjacency: Adjacency = ADD_REMOVE) -> float:

@@ -1,197 +1,39 @@
-"""The durable record of what was spent on one data set, shared by every run that touches it.
-
-An append-only file of JSON lines, each holding the hash of the line before, and beside it a head file with
-the number and the hash of the last line that counts. ``docs/ledger.md`` says what damage is detected.
+"""The durable record of what was spent on one data set, shared by every run that touches it: its one writer.
 
     truth <= ledger <= truth + block        after any crash, whatever checkpoint is restored
+
+`format` is how it looks on disk, `history` what is known from it.
 """
 
 from __future__ import annotations
 
 import fcntl
-import hashlib
-import json
-import math
 import os
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from saltflat.errors import AccountingError, BudgetError, LedgerError, SettingError
-from saltflat.privacy.limits import (
-    SEEDED,
-    STEPS_CEILING,
-    checked_count,
-    checked_delta,
-    checked_noise,
-    checked_rate,
-)
+from saltflat.privacy.limits import SEEDED, STEPS_CEILING, checked_count, checked_noise, checked_rate
 from saltflat.privacy.record import durable
-
-if TYPE_CHECKING:
-    from dp_accounting.dp_event import DpEvent
-
-    from saltflat.privacy.accounting.events import Adjacency
-
-FORMAT = 1
-ADJACENCIES = ("add-or-remove", "replace")
-
-_FIRST = "0" * 64  # the hash before the first line
-_LONGEST = 1 << 16  # bytes of a line; a longer one is not ours
-
-Cost = tuple[float, float]
-"""One step: (rate, noise_multiplier)."""
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that may ever be spent on a data set: epsilon at delta.
-
-    *Guarantee*: without ``order`` the costs are composed as if all runs had been planned before any result
-    was seen. With a Renyi ``order`` fixed now the budget is a filter: it holds even if each run's noise, rate
-    or length is chosen from the results of earlier ones, as in a search (Feldman & Zrnic 2021).
-
-    >>> Budget(epsilon=3.0, delta=1e-5)
-    Budget(epsilon=3.0, delta=1e-05, order=None)
-    """
-
-    epsilon: float
-    delta: float
-    order: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.order is not None and not (_is_number(self.order) and 1.1 <= self.order <= 1024):
-            raise SettingError(f"order={self.order!r}: None or a number from 1.1 to 1024 is needed")
-        if not (_is_number(self.epsilon) and 0 < self.epsilon < math.inf):
-            raise SettingError(f"epsilon={self.epsilon!r}: a finite number above 0 is needed")
-        try:
-            checked_delta(self.delta)
-        except AccountingError as error:
-            raise SettingError(str(error)) from None
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One line of a ledger; ``hash`` covers all of it and, through ``previous``, all lines before."""
-
-    number: int
-    kind: str
-    body: Mapping[str, Any]
-    previous: str
-    hash: str
-
-
-@dataclass(frozen=True)
-class Spending:
-    """What one run has been charged: ``steps`` by (rate, noise_multiplier)."""
-
-    name: str
-    started: str
-    stamp: str
-    steps: Mapping[Cost, int]
-
-
-@dataclass(frozen=True)
-class History:
-    """The lines of a ledger, checked; everything that is known is computed from them."""
-
-    entries: tuple[Entry, ...]
-
-    @property
-    def dataset(self) -> str:
-        return str(self.entries[0].body["dataset"])
-
-    @property
-    def budget(self) -> Budget | None:
-        """The budget recorded last."""
-        found = [_budget(entry.body) for entry in self.entries if entry.kind == "budget"]
-        return found[-1] if found else None
-
-    @property
-    def head(self) -> str:
-        """``number:hash`` of the last line, for checkpoints and statements."""
-        last = self.entries[-1]
-        return f"{last.number}:{last.hash}"
-
-    @property
-    def unit(self) -> tuple[str, str] | None:
-        """(unit, adjacency) of the runs; None before the first."""
-        found = next((entry.body for entry in self.entries if entry.kind == "run"), None)
-        return (found["unit"], found["adjacency"]) if found else None
-
-    @property
-    def adjacency(self) -> str:
-        """The adjacency of the runs; the usual one before the first."""
-        return self.unit[1] if self.unit else ADJACENCIES[0]
-
-    @property
-    def stamp(self) -> str:
-        """What every report on this ledger must say: empty, or that the noise of a run can be repeated."""
-        return max((entry.body["stamp"] for entry in self.entries if entry.kind == "run"), default="")
-
-    def runs(self) -> list[Spending]:
-        """What each run has been charged, in the order in which they began."""
-        began = [entry for entry in self.entries if entry.kind == "run"]
-        return [
-            Spending(e.body["name"], e.body["time"], e.body["stamp"], self.steps(run=e.number)) for e in began
-        ]
-
-    def steps(self, run: int | None = None) -> dict[Cost, int]:
-        """Steps charged, by (rate, noise_multiplier): of all runs, or of the one with this line number."""
-        settled = {e.body["charge"]: e.body["steps"] for e in self.entries if e.kind == "settle"}
-        total: dict[Cost, int] = {}
-        for entry in self.entries:
-            if entry.kind == "charge" and run in (None, entry.body["run"]):
-                cost = (entry.body["rate"], entry.body["noise_multiplier"])
-                total[cost] = total.get(cost, 0) + settled.get(entry.number, entry.body["steps"])
-        return {cost: steps for cost, steps in total.items() if steps}
-
-    def named(self, name: str) -> dict[Cost, int]:
-        """Steps charged to all runs of this name: a run that went on after a crash is several of them."""
-        total: Counter[Cost] = Counter()
-        for entry in self.entries:
-            if entry.kind == "run" and entry.body["name"] == name:
-                total.update(self.steps(run=entry.number))
-        return dict(total)
-
-    def epsilon(self, delta: float, run: int | None = None) -> float:
-        """An upper bound on what all runs together have spent, at ``delta``.
-
-        *Guarantee*: at least the cost of every step that began, whatever crashed. Infinite if a run was
-        seeded. As for every composition, runs are taken as planned before their results were seen.
-        """
-        return math.inf if self.stamp else epsilon_of(self.steps(run), delta, self.adjacency)
-
-    def expect(self, head: str) -> None:
-        """Raise LedgerError if the line that ``head`` names is not here: the ledger was rolled back."""
-        if head not in {f"{entry.number}:{entry.hash}" for entry in self.entries}:
-            number, _, digest = head.partition(":")
-            raise LedgerError(
-                f"the ledger of {self.dataset!r} has no line {number} with hash {digest[:12]}..., which was "
-                "seen before: an older copy was restored, or another ledger given; bring back the newest copy"
-            )
-
-    def share(self) -> float | None:
-        """The share of the budget that is gone, from 0 to 1; None without a budget."""
-        return None if self.budget is None else _share(self.budget, self.steps(), self.adjacency)
-
-
-def read(path: str | os.PathLike[str]) -> History:
-    """Read and check a ledger without locking it; raises LedgerError if it cannot be trusted.
-
-    *Guarantee*: no line that ever allowed a step is missing or changed, unless both files were rewritten.
-    """
-    place = Path(path)
-    head = _read_head(place)  # first: a line is written before the head that names it
-    return History(tuple(_checked_lines(_read_file(place), head, place)))
+from saltflat.privacy.record.format import (
+    ADJACENCIES,
+    Entry,
+    entry_after,
+    first_entry,
+    head_line,
+    head_path,
+    line,
+    read_entries,
+    read_head,
+)
+from saltflat.privacy.record.history import Budget, Cost, History, gone_of, read
 
 
 class Ledger:
@@ -280,7 +122,7 @@ class Ledger:
             raise BudgetError(
                 f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
             )
-        _share(budget, {}, self.history.adjacency)  # raises if nothing could ever be spent
+        gone_of(budget, {}, self.history.adjacency)  # raises if nothing could ever be spent
         numbers = {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order}
         self._append("budget", {**numbers, "time": _now()})
         self._gate = None
@@ -365,10 +207,10 @@ class Ledger:
         """Write a line, then the head that names it; whatever fails, no step is allowed on it."""
         with self._lock, _one_line(self.path):
             descriptor = self._writable()
-            entry = _entry(len(self.history.entries), kind, body, self.history.entries[-1].hash)
+            entry = entry_after(self.history.entries[-1], kind, body)
             try:
-                durable.append(descriptor, _line(entry))
-                durable.replace(_head_path(self.path), _head_line(entry))
+                durable.append(descriptor, line(entry))
+                durable.replace(head_path(self.path), head_line(entry))
                 self.history = History((*self.history.entries, entry))
             except BaseException:
                 self._drop()  # the file may hold half a line: only a new reading can tell
@@ -401,7 +243,7 @@ class Run:
     @property
     def stamp(self) -> str:
         """Empty, or that this run's noise can be repeated."""
-        return str(self._ledger.history.entries[self._number].body["stamp"])
+        return str(self._body["stamp"])
 
     @property
     def head(self) -> str:
@@ -435,7 +277,13 @@ class Run:
         """Steps on record under this run's name, what it reserved and has not begun given back first."""
         self.close()
         history = self._ledger.history
-        return history.named(history.entries[self._number].body["name"])
+        return history.steps(history.named(self._body["name"]))
+
+    def epsilon(self, delta: float) -> float:
+        """See :meth:`History.epsilon`, of what is on record under this run's name: of :meth:`charged`."""
+        self.close()
+        history = self._ledger.history
+        return history.epsilon(delta, history.named(self._body["name"]))
 
     def close(self) -> None:
         """Give back the reserved steps that never began; sound, as this process knows which ones did."""
@@ -453,6 +301,10 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def _body(self) -> Mapping[str, Any]:
+        return self._ledger.history.entries[self._number].body
 
     def _next_block(self, cost: Cost) -> None:
         self.close()
@@ -503,41 +355,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _fits(budget: Budget, others: Mapping[Cost, int], cost: Cost, adjacency: str, steps: int) -> bool:
-    return _share(budget, {**others, cost: steps}, adjacency) <= 1
-
-
-def _share(budget: Budget, steps: Mapping[Cost, int], adjacency: str) -> float:
-    """The share of ``budget`` that ``steps`` take; above 1 they do not fit, by how much does not matter."""
-    if budget.order is None:
-        spent = epsilon_of(steps, budget.delta, adjacency)
-        return min(spent / budget.epsilon, 1.0) if spent <= budget.epsilon else math.inf
-    from saltflat.privacy.accounting.filters import RdpFilter
-
-    event, kind = _event(steps, adjacency)
-    rule = RdpFilter(epsilon=budget.epsilon, delta=budget.delta, order=budget.order, adjacency=kind)
-    return rule.cost(event)
-
-
-def epsilon_of(steps: Mapping[Cost, int], delta: float, adjacency: str) -> float:
-    """An upper bound on the epsilon of ``steps``, composed; nothing but numbers, no ledger needed.
-
-    >>> round(epsilon_of({(1.0, 2.0): 1}, 1e-5, "add-or-remove"), 2)
-    1.99
-    """
-    if not steps:
-        return 0.0
-    from saltflat.privacy.accounting.bounds import epsilon
-
-    event, kind = _event(steps, adjacency)
-    return epsilon(event, delta, adjacency=kind)
-
-
-def _event(steps: Mapping[Cost, int], adjacency: str) -> tuple[DpEvent, Adjacency]:
-    """Imports late, as its callers do: accountants take two seconds to load, and most uses need none."""
-    from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, compose, phase_event
-
-    parts = [phase_event(rate, noise, count) for (rate, noise), count in sorted(steps.items())]
-    return compose(*parts), REPLACE if adjacency == "replace" else ADD_REMOVE
+    return gone_of(budget, {**others, cost: steps}, adjacency) <= 1
 
 
 @contextmanager
@@ -557,12 +375,12 @@ def _one_line(path: Path) -> Iterator[None]:
 
 
 def _begin(path: Path, dataset: str) -> None:
-    if _read_head(path) is not None:
-        raise LedgerError(f"{path} is missing, but {_head_path(path)} is not; bring back the ledger")
+    if read_head(path) is not None:
+        raise LedgerError(f"{path} is missing, but {head_path(path)} is not; bring back the ledger")
     identity = os.urandom(8).hex()  # so that no two ledgers share a hash, whatever they hold
-    body = {"format": FORMAT, "dataset": _checked_name("dataset", dataset), "id": identity, "time": _now()}
+    body = {"dataset": _checked_name("dataset", dataset), "id": identity, "time": _now()}
     try:
-        durable.create(path, _line(_entry(0, "begin", body, _FIRST)))
+        durable.create(path, line(first_entry(body)))
     except FileExistsError:
         return  # another process began it just now
 
@@ -572,130 +390,17 @@ def _lock_and_mend(path: Path) -> tuple[int, History]:
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        head = _read_head(path)
-        entries = tuple(_checked_lines(_read_file(path), head, path))
-        size = sum(len(_line(entry)) for entry in entries)
+        head = read_head(path)
+        entries = read_entries(path, head)
+        size = sum(len(line(entry)) for entry in entries)
         if os.fstat(descriptor).st_size > size:
             durable.cut(descriptor, size)
         if head != (entries[-1].number, entries[-1].hash):
-            durable.replace(_head_path(path), _head_line(entries[-1]))
+            durable.replace(head_path(path), head_line(entries[-1]))
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor, History(entries)
-
-
-def _checked_lines(data: bytes, head: tuple[int, str] | None, path: Path) -> Iterator[Entry]:
-    """The valid lines; LedgerError if one that the head covers is damaged or missing."""
-    if head is None and data.count(b"\n") > 1:
-        raise LedgerError(
-            f"{_head_path(path)} is missing: without it lost lines cannot be noticed; bring it back"
-        )
-    last, digest = head or (0, None)
-    previous = _FIRST
-    lines = data.split(b"\n")[:-1]
-    for number in range(max(len(lines), last + 1)):
-        entry = _parse(lines[number], number, previous) if number < len(lines) else None
-        if entry is None and number > last:
-            return  # written but never acknowledged
-        if entry is None:
-            raise LedgerError(
-                f"{path}: line {number + 1} is damaged or missing; bring back a good copy of the ledger"
-            )
-        if number == last and digest not in (None, entry.hash):
-            raise LedgerError(
-                f"{path} and {_head_path(path)} do not belong together; bring back a good copy of both"
-            )
-        previous = entry.hash
-        yield entry
-
-
-def _parse(line: bytes, number: int, previous: str) -> Entry | None:
-    """The entry, if the line is exactly what this module would have written here, else None."""
-    try:
-        found = json.loads(line[:_LONGEST])
-        entry = _entry(number, found["kind"], found["body"], previous)
-        good = _line(entry) == line + b"\n" and _sensible(entry)
-    except (ValueError, TypeError, KeyError, RecursionError, AccountingError, SettingError):
-        return None
-    return entry if good else None
-
-
-def _sensible(entry: Entry) -> bool:
-    """Whether the body has what its kind needs; raises or returns False if not."""
-    body = entry.body
-    if entry.number == 0:
-        return entry.kind == "begin" and body["format"] == FORMAT and isinstance(body["dataset"], str)
-    if entry.kind == "budget":
-        return bool(_budget(body))
-    if entry.kind == "run":
-        texts = ("name", "unit", "stamp", "time")
-        return body["adjacency"] in ADJACENCIES and all(isinstance(body[text], str) for text in texts)
-    if entry.kind == "charge":
-        checked_rate(body["rate"]), checked_noise(body["noise_multiplier"])
-        return checked_count("steps", body["steps"]) > 0 and isinstance(body["run"], int)
-    return entry.kind == "settle" and isinstance(body["charge"], int) and body["steps"] >= 0
-
-
-def _budget(body: Mapping[str, Any]) -> Budget:
-    return Budget(body["epsilon"], body["delta"], body["order"])
-
-
-def _entry(number: int, kind: str, body: Mapping[str, Any], previous: str) -> Entry:
-    content = {"number": number, "kind": kind, "body": body, "previous": previous}
-    return Entry(number, kind, body, previous, _digest(content))
-
-
-def _line(entry: Entry) -> bytes:
-    fields = ("number", "kind", "body", "previous", "hash")
-    return _canonical({name: getattr(entry, name) for name in fields}) + b"\n"
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(_canonical(value)).hexdigest()
-
-
-def _canonical(value: object) -> bytes:
-    """One spelling per value, so that equal content has equal hashes."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _head_path(path: Path) -> Path:
-    return path.with_name(path.name + ".head")
-
-
-def _head_line(entry: Entry) -> bytes:
-    content = {"number": entry.number, "hash": entry.hash}
-    return _canonical({**content, "check": _digest(content)}) + b"\n"
-
-
-def _read_head(path: Path) -> tuple[int, str] | None:
-    """(number, hash) of the last line that counts; None if there is no head file."""
-    place = _head_path(path)
-    try:
-        data = place.read_bytes()
-        found = json.loads(data)
-        content = {"number": found["number"], "hash": found["hash"]}
-        good = data == _canonical({**content, "check": _digest(content)}) + b"\n"
-        good = good and isinstance(found["number"], int)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        good = False
-    except OSError as error:
-        raise LedgerError(f"{place} cannot be read ({error.strerror})") from error
-    if not good:
-        raise LedgerError(f"{place} is damaged; bring back a good copy of it and of the ledger")
-    return found["number"], found["hash"]
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise LedgerError(
-            f"{path} cannot be read ({error.strerror}): give the path of a ledger, and the right to read it"
-        ) from error
 
 
 def _checked_name(setting: str, name: object) -> str:
@@ -703,10 +408,6 @@ def _checked_name(setting: str, name: object) -> str:
     if isinstance(name, str) and 0 < len(name) <= 200 and name.isprintable():
         return name
     raise SettingError(f"{setting}={name!r}: 1 to 200 printable characters are needed")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def _now() -> str:

@@ -1,0 +1,167 @@
+"""One private step, part by part: begin, draw, charge, open the door, advance.
+
+Whoever trains takes these in this order: `train`, and a loop of one's own. A run is a value, its `Position`, and
+every part is a function of it; only `charge` leaves a trace, and it stands before the door.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from saltflat.core.ask import Ask, Release
+from saltflat.core.check import Spot, check_answer, check_moved
+from saltflat.core.contribution import Private, chunks_of
+from saltflat.core.mechanism import Noise
+from saltflat.core.plan import Phase, Plan
+from saltflat.core.sampling import Indices, Sampler, is_secret, poisson
+from saltflat.privacy.noise import SecureNoise, SecureSampling
+from saltflat.tree import Tree
+
+
+class Meter(Protocol):
+    """Where steps are charged: a ledger's run. It must have written the cost before it returns."""
+
+    def step(self, rate: float, noise_multiplier: float) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Safeguards:
+    """What the promise rests on beside the plan. Leave it out, and the promise holds.
+
+    ``noise`` and ``sampling`` are secret and fresh from the operating system unless given; ``meter``, a ledger's run,
+    is charged before each step and may refuse it. A generator of numpy, which can be repeated, makes a run that is not
+    private, and is said to be so.
+    """
+
+    noise: Noise = field(default_factory=SecureNoise)
+    sampling: Sampler = field(default_factory=SecureSampling)
+    meter: Meter | None = None
+
+    @property
+    def secret(self) -> bool:
+        """Whether nobody can repeat the noise, nor who was drawn."""
+        return self.noise.private and is_secret(self.sampling)
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run stands after ``step`` steps, ``within`` of them in ``phase``: the weights, and what is remembered."""
+
+    step: int
+    params: Tree
+    state: Any = None  # the method's
+    memory: Any = None  # the optimizer's
+    mean: Any = None  # the running mean's: (count, weights)
+    phase: int = 0
+    within: int = 0
+    proven: bool = False  # whether a step since this process began was seen to noise and move every parameter
+
+    @property
+    def ending(self) -> Tree:
+        """The weights that the run would end with now: the running mean, if there is one."""
+        return self.params if self.mean is None else self.mean[1]
+
+
+def start(plan: Plan, params: Tree) -> Position:
+    """Before the first step."""
+    return Position(0, params, mean=plan.ema and plan.ema.init(params))
+
+
+def next_phase(plan: Plan, at: Position) -> int | None:
+    """The phase that takes the next step, or None at the end.
+
+    A phase ends when it has taken its steps and those that earlier ones left, or when its ``until`` says so.
+    """
+    phase = plan.phases[at.phase]
+    over = at.step == plan.through(at.phase) or (
+        at.within > 0 and phase.until is not None and phase.until(at.state)
+    )
+    number = at.phase + 1 if over else at.phase
+    return number if number < len(plan.phases) else None
+
+
+def begin(plan: Plan, at: Position) -> Position | None:
+    """Where the next step begins: here, or at the start of a phase, with empty memories; None at the end of all."""
+    number = next_phase(plan, at)
+    if number is None:
+        return None
+    if number == at.phase and at.step > 0:
+        return at
+    phase = plan.phases[number]
+    state, memory = phase.method.init(at.params), phase.optimizer.init(at.params)
+    return replace(at, phase=number, within=0, state=state, memory=memory)
+
+
+def draw(plan: Plan, at: Position, count: int, sampling: Sampler) -> Sequence[Indices]:
+    """The step's units: a Poisson sample, and another one if the method draws two."""
+    return [poisson(count, plan.rate, sampling) for _ in _noises(plan, at)]
+
+
+def charge(plan: Plan, at: Position, meter: Meter | None) -> None:
+    """Put the step on record, sample by sample; without a meter the plan alone accounts for it."""
+    if meter is not None:
+        for noise_multiplier in _noises(plan, at):
+            meter.step(plan.rate, noise_multiplier)
+
+
+def open_door(
+    plan: Plan,
+    at: Position,
+    drawn: Sequence[Indices],
+    private: Private,
+    *,
+    safeguards: Safeguards,
+    physical: int,
+) -> Ask:
+    """The door of a step that was charged; the last sample is asked first, and leads to the others."""
+    ask: Ask | None = None
+    for sample, noise_multiplier in zip(drawn, _noises(plan, at), strict=True):
+        release = Release(
+            clip_norm=_phase(plan, at).clip_norm,
+            noise_multiplier=noise_multiplier,
+            expected_units=plan.expected_units,
+            noise=safeguards.noise,
+        )
+        ask = Ask(chunks_of(private, sample, physical, safeguards.sampling), release, fresh=ask)
+    assert ask is not None
+    return ask
+
+
+def advance(plan: Plan, at: Position, ask: Ask) -> Position:
+    """Ask and update: all that follows the charge.
+
+    Until a step has moved the weights, each is looked at: noise in every parameter, and every parameter moved.
+    """
+    phase = _phase(plan, at)
+    direction, state = phase.method.step(ask, at.params, at.state)
+    params, memory = phase.optimizer.step(at.params, direction, at.memory)
+    proven = at.proven or (phase.noise_multiplier > 0 and _proves(ask, at.params, params))
+    mean = plan.ema and plan.ema.step(params, at.mean)
+    return Position(at.step + 1, params, state, memory, mean, at.phase, at.within + 1, proven)
+
+
+def look_again(
+    plan: Plan, at: Position, drawn: Sequence[Indices], private: Private, *, spot: Spot, physical: int
+) -> None:
+    """Let the contribution's spot check see a physical batch of the step; so seldom that it takes half a percent."""
+    few = min(physical, plan.expected_units)
+    if at.step % math.ceil(400 * few / plan.expected_units) == 0 and len(drawn[-1]):
+        spot(at.params, private.taken(drawn[-1][: max(2, int(few))]))
+
+
+def _proves(ask: Ask, before: Tree, after: Tree) -> bool:
+    for heard in ask.heard:
+        check_answer(heard.answer, before)
+    return check_moved(before, after)
+
+
+def _phase(plan: Plan, at: Position) -> Phase:
+    return plan.phases[at.phase]
+
+
+def _noises(plan: Plan, at: Position) -> Sequence[float]:
+    """The noise multipliers of the step's samples, the one that is asked first at the end."""
+    return tuple(reversed(_phase(plan, at).noise_at(at.within)))

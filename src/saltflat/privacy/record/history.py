@@ -1,0 +1,192 @@
+"""What is known from the lines of a ledger: who was charged what, its epsilon, and what is left of a budget."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from saltflat.errors import LedgerError, SettingError
+from saltflat.privacy.record.format import ADJACENCIES, Entry, check_budget, read_entries, read_head
+
+if TYPE_CHECKING:
+    from dp_accounting.dp_event import DpEvent
+
+    from saltflat.privacy.accounting.events import Adjacency
+
+Cost = tuple[float, float]
+"""One step: (rate, noise_multiplier)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The most that may ever be spent on a data set: epsilon at delta.
+
+    *Guarantee*: without ``order`` the costs are composed as if all runs had been planned before any result
+    was seen. With a Renyi ``order`` fixed now the budget is a filter: it holds even if each run's noise, rate
+    or length is chosen from the results of earlier ones, as in a search (Feldman & Zrnic 2021).
+
+    >>> Budget(epsilon=3.0, delta=1e-5)
+    Budget(epsilon=3.0, delta=1e-05, order=None)
+    """
+
+    epsilon: float
+    delta: float
+    order: float | None = None
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon, self.delta, self.order)
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What one run has been charged: ``steps`` by (rate, noise_multiplier)."""
+
+    name: str
+    started: str
+    stamp: str
+    steps: Mapping[Cost, int]
+
+
+@dataclass(frozen=True)
+class History:
+    """The lines of a ledger, checked; everything that is known is computed from them."""
+
+    entries: tuple[Entry, ...]
+
+    @property
+    def dataset(self) -> str:
+        return str(self.entries[0].body["dataset"])
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget recorded last."""
+        found = [_budget(entry.body) for entry in self.entries if entry.kind == "budget"]
+        return found[-1] if found else None
+
+    @property
+    def head(self) -> str:
+        """``number:hash`` of the last line, for checkpoints and statements."""
+        last = self.entries[-1]
+        return f"{last.number}:{last.hash}"
+
+    @property
+    def unit(self) -> tuple[str, str] | None:
+        """(unit, adjacency) of the runs; None before the first."""
+        found = next(iter(self.began()), None)
+        return (found.body["unit"], found.body["adjacency"]) if found else None
+
+    @property
+    def adjacency(self) -> str:
+        """The adjacency of the runs; the usual one before the first."""
+        return self.unit[1] if self.unit else ADJACENCIES[0]
+
+    @property
+    def stamp(self) -> str:
+        """What every report on this ledger must say: empty, or that the noise of a run can be repeated."""
+        return max((entry.body["stamp"] for entry in self.began()), default="")
+
+    def began(self, runs: Collection[int] | None = None) -> list[Entry]:
+        """The lines at which all runs began, or those with these numbers; SettingError if one begins no run."""
+        found = {entry.number: entry for entry in self.entries if entry.kind == "run"}
+        for number in runs or ():
+            if number not in found:
+                raise SettingError(
+                    f"line {number} of the ledger of {self.dataset!r} begins no run: runs began at {[*found]}"
+                )
+        return [entry for number, entry in found.items() if runs is None or number in runs]
+
+    def named(self, name: str) -> list[int]:
+        """The line numbers of the runs of this name: a run that went on after a crash is several of them."""
+        return [entry.number for entry in self.began() if entry.body["name"] == name]
+
+    def runs(self) -> list[Spending]:
+        """What each run has been charged, in the order in which they began."""
+        return [
+            Spending(e.body["name"], e.body["time"], e.body["stamp"], self.steps([e.number]))
+            for e in self.began()
+        ]
+
+    def steps(self, runs: Collection[int] | None = None) -> dict[Cost, int]:
+        """Steps charged, by (rate, noise_multiplier): to all runs, or to those that began at these lines."""
+        mine = None if runs is None else {entry.number for entry in self.began(runs)}
+        settled = {e.body["charge"]: e.body["steps"] for e in self.entries if e.kind == "settle"}
+        total: dict[Cost, int] = {}
+        for entry in self.entries:
+            if entry.kind == "charge" and (mine is None or entry.body["run"] in mine):
+                cost = (entry.body["rate"], entry.body["noise_multiplier"])
+                total[cost] = total.get(cost, 0) + settled.get(entry.number, entry.body["steps"])
+        return {cost: steps for cost, steps in total.items() if steps}
+
+    def epsilon(self, delta: float, runs: Collection[int] | None = None) -> float:
+        """An upper bound on what all runs, or those that began at these lines, have spent together at ``delta``.
+
+        *Guarantee*: at least the cost of every step of theirs that began, whatever crashed. Infinite if one of
+        them was seeded. As for every composition, runs are taken as planned before their results were seen.
+        """
+        if any(entry.body["stamp"] for entry in self.began(runs)):
+            return math.inf
+        return epsilon_of(self.steps(runs), delta, self.adjacency)
+
+    def expect(self, head: str) -> None:
+        """Raise LedgerError if the line that ``head`` names is not here: the ledger was rolled back."""
+        if head not in {f"{entry.number}:{entry.hash}" for entry in self.entries}:
+            number, _, digest = head.partition(":")
+            raise LedgerError(
+                f"the ledger of {self.dataset!r} has no line {number} with hash {digest[:12]}..., which was "
+                "seen before: an older copy was restored, or another ledger given; bring back the newest copy"
+            )
+
+    def gone(self) -> float | None:
+        """How much of the budget is gone, from 0 to 1; None without a budget."""
+        return None if self.budget is None else gone_of(self.budget, self.steps(), self.adjacency)
+
+
+def read(path: str | os.PathLike[str]) -> History:
+    """Read and check a ledger without locking it; raises LedgerError if it cannot be trusted.
+
+    *Guarantee*: no line that ever allowed a step is missing or changed, unless both files were rewritten.
+    """
+    place = Path(path)
+    return History(read_entries(place, read_head(place)))
+
+
+def epsilon_of(steps: Mapping[Cost, int], delta: float, adjacency: str) -> float:
+    """An upper bound on the epsilon of ``steps``, composed; nothing but numbers, no ledger needed.
+
+    >>> round(epsilon_of({(1.0, 2.0): 1}, 1e-5, "add-or-remove"), 2)
+    1.99
+    """
+    if not steps:
+        return 0.0
+    from saltflat.privacy.accounting.bounds import epsilon
+
+    event, kind = _event(steps, adjacency)
+    return epsilon(event, delta, adjacency=kind)
+
+
+def gone_of(budget: Budget, steps: Mapping[Cost, int], adjacency: str) -> float:
+    """How much of ``budget`` is gone with ``steps``; above 1 they do not fit, by how much does not matter."""
+    if budget.order is None:
+        spent = epsilon_of(steps, budget.delta, adjacency)
+        return min(spent / budget.epsilon, 1.0) if spent <= budget.epsilon else math.inf
+    from saltflat.privacy.accounting.filters import RdpFilter
+
+    event, kind = _event(steps, adjacency)
+    rule = RdpFilter(epsilon=budget.epsilon, delta=budget.delta, order=budget.order, adjacency=kind)
+    return rule.cost(event)
+
+
+def _event(steps: Mapping[Cost, int], adjacency: str) -> tuple[DpEvent, Adjacency]:
+    """Imports late, as its callers do: accountants take two seconds to load, and most uses need none."""
+    from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, compose, phase_event
+
+    parts = [phase_event(rate, noise, count) for (rate, noise), count in sorted(steps.items())]
+    return compose(*parts), REPLACE if adjacency == "replace" else ADD_REMOVE
+
+
+def _budget(body: Mapping[str, Any]) -> Budget:
+    return Budget(body["epsilon"], body["delta"], body["order"])

@@ -1,0 +1,103 @@
+"""How a run comes into its folder, and how one that fails before its first step leaves no trace there."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from saltflat.errors import DataError, SaltflatError, SettingError
+from saltflat.privacy import read as read_ledger
+from saltflat.privacy.record import durable
+from saltflat.recipes import Recipe, read
+from saltflat.runs.layout import Folder, head_of
+
+
+class Taken(SettingError):
+    """The folder holds a run already."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__(f"{folder.path} holds a run already; go on with --resume, or give another --out")
+
+
+def begin(folder: Folder, recipe: Recipe) -> None:
+    """Make the folder and write the recipe down; a folder with a run in it is refused.
+
+    *Guarantee*: of several that begin in one folder at once, one does.
+    """
+    if folder.path.exists() and not folder.path.is_dir():
+        raise SettingError(f"{folder.path} is a file; give a folder as --out")
+    for place in reversed(_not_there(folder.path)):
+        place.mkdir(exist_ok=True)
+        durable.sync_folder(place.parent)
+    try:
+        durable.create(folder.recipe, recipe.as_toml().encode())
+    except FileExistsError:
+        raise Taken(folder) from None
+
+
+def resumed(folder: Folder) -> Recipe:
+    """The recipe of the run that is in the folder."""
+    if not folder.recipe.exists():
+        raise DataError(f"{folder.path} holds no run to go on with; leave --resume out to begin one")
+    return read(folder.recipe)
+
+
+@contextmanager
+def begun(folder: Folder, recipe: Recipe, ledger: Path) -> Iterator[None]:
+    """Begin a run that is charged to ``ledger``; whatever ends it before its first charge, it was never there.
+
+    *Guarantee*: nothing is removed that was there before, nor a ledger that anything was charged to. Once a step of
+    this run was charged, everything stays.
+    """
+    if folder.recipe.exists():
+        raise Taken(folder)
+    name = str(folder.path)
+    folders = _not_there(folder.path)
+    files = [file for file in (ledger, head_of(ledger)) if not file.exists()]
+    before = _charges(ledger, name)
+    try:
+        begin(folder, recipe)
+        yield
+    except Taken:  # by another start, just now: the recipe that is there is not this one
+        raise
+    except BaseException:
+        with suppress(SaltflatError, OSError):  # the error at hand is the news: what cannot be told stays
+            if _charges(ledger, name) == before and _dropped(ledger, files):
+                folder.recipe.unlink(missing_ok=True)  # after the ledger: until now it kept other starts away
+                _remove_empty(folders)
+        raise
+
+
+def _not_there(path: Path) -> list[Path]:
+    """The folders that would have to be made, the innermost first."""
+    return [place for place in (path, *path.parents) if not place.exists()]
+
+
+def _charges(ledger: Path, name: str) -> int:
+    """How many lines of a ledger charge a run of this name."""
+    if not ledger.exists():
+        return 0
+    entries = read_ledger(ledger).entries
+    runs = {entry.number for entry in entries if entry.kind == "run" and entry.body["name"] == name}
+    return sum(entry.kind == "charge" and entry.body["run"] in runs for entry in entries)
+
+
+def _dropped(ledger: Path, files: Sequence[Path]) -> bool:
+    """Remove these files of a ledger, unless anything was charged to it; an OSError if someone else has it open."""
+    if ledger not in files or not ledger.exists():
+        return True
+    with ledger.open("rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as its writers do: nobody charges it meanwhile
+        if any(entry.kind == "charge" for entry in read_ledger(ledger).entries):
+            return False
+        for each in files:
+            each.unlink(missing_ok=True)
+    return True
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    for place in folders:
+        with suppress(OSError):  # it was not made, or someone has put something there
+            place.rmdir()
