@@ -39,7 +39,15 @@ ONLY = {
     },  # what steps cost, not who took them
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
-    "report": {"errors", "privacy", "recipes.recipe", "report", "runs.layout", "runs.measures"},  # no torch
+    "report": {
+        "errors",
+        "privacy",
+        "recipes.documents",
+        "recipes.toml",
+        "report",
+        "runs.layout",
+        "runs.measures",
+    },  # no torch
     "runs/layout.py": {"errors", "privacy.record"},
     "runs/measures.py": {"runs.layout"},
     "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},

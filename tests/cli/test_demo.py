@@ -72,7 +72,7 @@ def test_without_matplotlib_it_says_so_and_ends_well(short, monkeypatch: pytest.
 
 
 def test_the_network_is_as_small_as_it_says() -> None:
-    network = network_of(demo._recipe("dp-sat", 1437, 3.0, 1e-5))
+    network = network_of(demo._recipe(demo.METHODS["DP-SAT"], 3.0, 1e-5))
     assert sum(p.numel() for p in network.parameters()) == 9258
 
 

@@ -21,14 +21,14 @@ import saltflat.cli
 from saltflat import models
 from saltflat.data import digits
 from saltflat.recipes.build import network_of, plan_of
-from saltflat.recipes.recipe import Recipe
+from saltflat.recipes.recipe import shipped
 from saltflat.runs.begin import begin
 from saltflat.runs.execute import execute
 from saltflat.runs.layout import Folder
 from saltflat.runs.weights import initial, path_of, subject
 
 SMALL = ["--examples", "60", "--grid", "3", "--probes", "2", "--lanczos", "8", "--threads", "1"]
-SHORT: dict[str, Any] = {"epochs": 2.0, "batch_size": 400}
+SHORT: dict[str, Any] = {"phase.0.epochs": 2.0, "batch_size": 400}
 FILES = {"measures.json", "gradients.json", "spectrum.npz", "line.npz", "surface.npz", "interpolation.npz"}
 
 
@@ -36,7 +36,8 @@ FILES = {"measures.json", "gradients.json", "spectrum.npz", "line.npz", "surface
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs of one network; the second keeps a running mean."""
     place = tmp_path_factory.mktemp("runs")
-    for name, recipe in (("one", Recipe(method="dp-sgd", **SHORT)), ("two", Recipe(ema=0.9, **SHORT))):
+    for name, changes in (("one", {"phase.0.method": "DPSGD"}), ("two", {"ema.EMA.decay": 0.9})):
+        recipe = shipped("digits").but({**SHORT, **changes})
         execute(recipe, plan_of(recipe, 1437), digits(), Folder(place / name))
     return place
 
@@ -210,7 +211,7 @@ def test_another_network_is_said_to_differ(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "mlp_mnist", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    recipe = Recipe(model="mlp_mnist", optimizer="adam", lr=0.01)
+    recipe = shipped("digits").but({"model": "mlp_mnist", "phase.0.optimizer": {"Adam": {"lr": 0.01}}})
     begin(Folder(runs / "other"), recipe)
     save_file(network_of(recipe).state_dict(), str(runs / "other" / "model.safetensors"))
     code, out, errors = landscape(
@@ -234,7 +235,7 @@ def test_another_network_is_said_to_differ(
         (["one", "--grid", "2"], "grid must be at least 3"),
         (["one", "--examples", "0"], "examples must be at least 1"),
         (["one", "--device", "abacus"], "--device abacus cannot be used"),
-        (["old"], "no setting 'colour'"),
+        (["old"], "old/recipe.toml, line 1: colour: a recipe without a version has no such setting"),
         (["other"], "does not hold the weights of digits_cnn"),
         (["torn"], "cannot be read"),
         ([], "Missing argument"),
@@ -250,10 +251,12 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(runs)
     Path("empty").mkdir()
     for name in ("begun", "old", "other", "torn"):
-        begin(Folder(Path(name)), Recipe())
+        begin(Folder(Path(name)), shipped("digits"))
     Path("old/recipe.toml").write_text('colour = "blue"\n')
     Path("torn/model.safetensors").write_bytes(b"half")
-    save_file(network_of(Recipe(model="tutorial_cnn")).state_dict(), "other/model.safetensors")
+    save_file(
+        network_of(shipped("digits").but({"model": "tutorial_cnn"})).state_dict(), "other/model.safetensors"
+    )
     code, _, errors = landscape(capsys, *words)
     assert code == 2
     assert message in errors

@@ -149,10 +149,11 @@ def test_every_section_says_what_is_missing_and_what_makes_it(full: Outline) -> 
 
 
 def test_settings_that_differ_come_first_and_all_can_be_seen(full: Outline) -> None:
-    first, rest = full.sections["configuration"].split("All 27 settings")
-    assert "methoddp-satdp-sgddp-satdp-sat" in first
+    first, rest = full.sections["configuration"].split("All 23 settings")
+    assert "methodSATDPSGDSATSAT" in first
+    assert "phase.0.method.SAT.radius0.03–0.030.03" in first
     assert "clip_norm" not in first
-    assert "clip_norm0.10.10.10.1" in rest
+    assert "phase.0.clip_norm0.10.10.10.1" in rest
 
 
 def test_the_ledgers_history(full: Outline) -> None:

@@ -14,14 +14,14 @@ from saltflat.data import digits
 from saltflat.errors import LedgerError, ModelError, SettingError
 from saltflat.privacy import Ledger, read
 from saltflat.privacy.record import durable
-from saltflat.recipes import Recipe
+from saltflat.recipes import shipped
 from saltflat.recipes.build import plan_of
 from saltflat.runs import execute as room
 from saltflat.runs.begin import begin
 from saltflat.runs.execute import execute
 from saltflat.runs.layout import Folder, head_of
 
-RECIPE = Recipe(epochs=1.0)
+RECIPE = shipped("digits").but({"phase.0.epochs": 1.0})
 PLAN = plan_of(RECIPE, 1437)
 COST = (PLAN.rate, PLAN.phases[0].noise_multiplier)
 

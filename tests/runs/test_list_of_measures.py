@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from saltflat.cli import main
 from saltflat.cli.landscape import about
 from saltflat.data import digits
-from saltflat.recipes import Recipe
+from saltflat.recipes import shipped
 from saltflat.recipes.build import network_of
 from saltflat.report.folder import gather
 from saltflat.report.page import page
@@ -29,8 +29,8 @@ SMALL: dict[str, Any] = {"examples": 20, "grid": 3, "probes": 2, "steps": 6}
 def run(tmp_path: Path) -> Path:
     """A run that ended where it began."""
     folder = Folder(tmp_path / "run")
-    begin(folder, Recipe())
-    save_file(network_of(Recipe()).state_dict(), str(folder.model))
+    begin(folder, shipped("digits"))
+    save_file(network_of(shipped("digits")).state_dict(), str(folder.model))
     return folder.path
 
 

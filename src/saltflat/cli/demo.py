@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.errors import SettingError
-from saltflat.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from saltflat.core.plan import Plan
     from saltflat.data import Split
+    from saltflat.recipes import Recipe
     from saltflat.runs.execute import Outcome
 
 STEPS = 200
-METHODS = {"DP-SAT": "dp-sat", "DP-SGD": "dp-sgd"}
+METHODS: dict[str, Any] = {"DP-SAT": {"SAT": {"radius": 0.03}}, "DP-SGD": "DPSGD"}
 REPORT = "report.html"
 NOTE = "demo.txt"  # in every folder that the demo may clear
 _SAID = f"Made by `saltflat demo`. The next demo replaces {', '.join(METHODS)} and {REPORT} in this folder.\n"
@@ -60,7 +60,7 @@ def demo(
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
     console = Console()
     split = digits()
-    recipes = {name: _recipe(method, split.train.count, epsilon, delta) for name, method in METHODS.items()}
+    recipes = {name: _recipe(method, epsilon, delta) for name, method in METHODS.items()}
     plans = {name: plan_of(recipe, split.train.count) for name, recipe in recipes.items()}
     with _room(out, resume=resume):
         outcomes = {
@@ -74,10 +74,12 @@ def demo(
         _page(out, ledger, console)
 
 
-def _recipe(method: str, size: int, epsilon: float, delta: float) -> Recipe:
-    """The recipe of `saltflat train` for digits, over so many epochs that there are STEPS steps."""
-    usual = Recipe()
-    return Recipe(method=method, epsilon=epsilon, delta=delta, epochs=STEPS * usual.batch_size / size)
+def _recipe(method: Any, epsilon: float, delta: float) -> Recipe:
+    """The recipe of `saltflat train` for digits, with STEPS steps of this method."""
+    from saltflat.recipes import shipped
+
+    phase = {"phase.0.method": method, "phase.0.steps": STEPS}
+    return shipped("digits").but({**phase, "epsilon": epsilon, "delta": delta})
 
 
 @contextmanager

@@ -150,11 +150,18 @@ def _use(run: Kept) -> str:
             "from safetensors.torch import load_file",
             f"from saltflat.models import {model}",
             "",
-            f"model = {model}()",
+            f"model = {model}({_arguments(run, model)})",
             f'model.load_state_dict(load_file("{MODEL}"))',
             "```",
         ]
     )
+
+
+def _arguments(run: Kept, model: str) -> str:
+    """What the recipe sets of its network, as Python has it."""
+    prefix, found = f"model.{model}.", run.recipe.value or {}
+    own = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+    return ", ".join(f"{name}={value!r}" for name, value in own.items())
 
 
 def _table(first: str, second: str, rows: dict[str, str]) -> str:

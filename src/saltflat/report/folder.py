@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from saltflat.errors import DataError, LedgerError, SaltflatError
 from saltflat.privacy.record.history import History, read
-from saltflat.recipes.recipe import Recipe
+from saltflat.recipes import toml
+from saltflat.recipes.documents import settings, strange
 from saltflat.report.found import Found, found, read_object, text
 from saltflat.report.shapes import Shapes, read_shapes
 from saltflat.runs.layout import MARKS, Folder, Reading, head_of, number, readings
@@ -128,28 +127,9 @@ def read_run(path: Path, name: str, *, shared: Path | None = None) -> Kept:
 
 def read_recipe(path: Path) -> Found[dict[str, Any]]:
     """The settings by name, those of another version included, with a word on which are unknown or absent here."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    settings = dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-    known = [each.name for each in dataclasses.fields(Recipe)]
-    unknown = [name for name in settings if name not in known]
-    absent = [name for name in known if name not in settings]
-    words = [
-        f"it has settings that this version does not know: {', '.join(unknown)}" if unknown else "",
-        f"it does not have {', '.join(absent)}" if absent else "",
-    ]
-    said = "; ".join(word for word in words if word)
-    return Found(settings, f"{path.name} was written by another version: {said}" if said else "")
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield before + name, value
+    table = toml.loads(path.read_text(encoding="utf-8"))
+    said = strange(table)
+    return Found(settings(table), f"{path.name} was written by another version: {said}" if said else "")
 
 
 def read_metrics(path: Path) -> Found[tuple[Reading, ...]]:

@@ -62,8 +62,8 @@ def execute(
     """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
-    recipe's epsilon; one that is shared (``ledger``) refuses by its own budget. A new run that fails before its first
-    charge leaves the folder as it was.
+    recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
+    before its first charge leaves the folder as it was.
     """
     model = network_of(recipe).to(device)
     _check_fits(model, split, recipe)
@@ -128,7 +128,8 @@ class _Readings:
 @contextmanager
 def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tuple[Ledger, Run]]:
     """The ledger, and a new run in it; few steps are reserved at a time, as a crash wastes them."""
-    budget = None if shared is not None else Budget(epsilon=recipe.epsilon, delta=recipe.delta)
+    own = shared is None and recipe.epsilon is not None
+    budget = Budget(epsilon=recipe.epsilon or 0.0, delta=recipe.delta) if own else None
     with (
         Ledger.open(shared or folder.ledger, dataset=recipe.data, budget=budget) as book,
         book.run(str(folder.path), unit="example", block=max(1, recipe.spare // 4)) as run,

@@ -18,14 +18,18 @@ from saltflat.clipping import as_clip
 from saltflat.core.contribution import per_example, supervised
 from saltflat.core.sampling import physical
 from saltflat.data import Examples, Split, official_size
+from saltflat.door import layers
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.landscape.subset import evenly, fingerprint
+from saltflat.methods import DPLIS
+from saltflat.optimizers import SGD
 from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.runs.layout import MEASURES, as_json, as_npz
 from saltflat.runs.measures import PARTS, Effort, Part, files, usual
 from saltflat.runs.weights import Subject, path_of
+from saltflat.schedules import at
 from saltflat.tree import Tree, map_tree, norm, size
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -193,12 +197,19 @@ def noise(view: View) -> dict[str, Any]:
 
 def noise_of_a_step(recipe: Recipe) -> float | None:
     """lr sigma C / expected units: what one step of the last phase leaves on each weight; None for Adam."""
-    if recipe.optimizer != "sgd":
+    optimizer = recipe.phase[-1].optimizer
+    if not isinstance(optimizer, SGD):
         return None
     plan = plan_of(recipe, recipe.size or official_size(recipe.data))
     last = plan.phases[-1]
-    lr = recipe.second_lr if recipe.method == "sai" else recipe.lr
-    return lr * last.noise_multiplier * as_clip(last.clip_norm).sensitivity / plan.expected_units
+    lr, (sigma, *_) = at(optimizer.lr, last.steps - 1), last.noise_at(last.steps - 1)
+    return lr * sigma * as_clip(last.clip_norm).sensitivity / plan.expected_units
+
+
+def reach_of(recipe: Recipe) -> float:
+    """The reach of the recipe's own DPLIS, or the all-purpose value."""
+    found = (each for stage in recipe.phase for each in layers(stage.method) if isinstance(each, DPLIS))
+    return next((each.reach for each in found), 10.0)
 
 
 def spectrum(view: View) -> dict[str, Any]:
@@ -244,7 +255,7 @@ def smoothed(view: View) -> dict[str, Any]:
     if std is None:
         view.notes.append("smoothed: an Adam step scales its noise weight by weight; left out")
         return {}
-    std *= view.subject.recipe.reach
+    std *= reach_of(view.subject.recipe)
     settings = view.settings
     smooth = land.smoothed(view.objective, view.params, std=std, copies=settings.copies, seed=settings.seed)
     (direction,) = land.random_directions(view.params, count=1, seed=settings.seed)
@@ -271,7 +282,8 @@ def gradients(view: View) -> dict[str, Any]:
     params = map_tree(lambda leaf: leaf.to(settings.device), view.subject.params)
     batches = view.chosen.to(settings.device).batches(MOST)
     norms = [contribution([params], [1.0], batch).norms() for batch in batches]
-    found = land.norm_histogram(norms, clip_norm=recipe.clip_norm, access=settings.access)
+    clip_norm = as_clip(recipe.phase[0].clip_norm).sensitivity
+    found = land.norm_histogram(norms, clip_norm=clip_norm, access=settings.access)
     entries = {**vars(found), "edges": found.edges.tolist(), "counts": found.counts.tolist()}
     if settings.train:
         public = replace(settings, train=False)
