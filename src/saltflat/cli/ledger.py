@@ -174,6 +174,6 @@ def _print_budget(console: Console, budget: dict[str, Any], gone: float) -> None
 
 
 def _epsilon(value: float | None) -> str:
-    from saltflat.privacy.record.statement import rounded_up
+    from saltflat.privacy.limits import rounded_up
 
     return "infinite" if value is None else rounded_up(value, 4)

@@ -15,6 +15,7 @@ import typer
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
 from saltflat.cli.settings import FLAGS, Flag, changes
 from saltflat.errors import SettingError
+from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents
 from saltflat.recipes.toml import dotted
 from saltflat.recipes.wrong import shown
@@ -192,7 +193,7 @@ def _method(recipe: Recipe) -> str:
 
 
 def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
-    spent = f"epsilon {plan.epsilon(recipe.delta):.3f} at delta {recipe.delta:g}"
+    spent = f"epsilon {rounded_up(plan.epsilon(recipe.delta), 4)} at delta {recipe.delta:g}"
     if recipe.epsilon is not None:
         spent += f" (at most {recipe.epsilon:g} with {recipe.spare} spare steps)"
     phases = [
@@ -236,7 +237,7 @@ class _Shown:
 
     def reading(self, reading: Reading) -> None:
         line = (
-            f"test {reading.accuracy:.2%}, epsilon {reading.epsilon:.3f}, "
+            f"test {reading.accuracy:.2%}, epsilon {rounded_up(reading.epsilon or 0.0, 4)}, "
             f"{reading.examples_per_second:,.0f} examples/s"
         )
         self.bar.update(self.task, last=line)
@@ -298,7 +299,7 @@ def _report(outcome: Outcome, folder: Folder, console: Console) -> None:
     console.print(f"test accuracy {outcome.accuracy:.2%}; kept in {folder.path}", highlight=False)
     console.print(outcome.statement.as_text(), highlight=False)
     console.print(
-        f"On record in the ledger: epsilon {outcome.on_record:.3f} at delta {outcome.statement.delta:g}, all "
-        "runs in it together.",
+        f"On record in the ledger: epsilon {rounded_up(outcome.on_record, 4)} at delta {outcome.statement.delta:g}, "
+        "all runs in it together.",
         highlight=False,
     )

@@ -50,7 +50,7 @@ class Phase:
         bound = as_clip(self.clip_norm).sensitivity
         if not (SMALLEST <= bound <= LARGEST or math.isinf(bound)) or bound < 0:
             raise SettingError(
-                f"clip_norm must lie between {SMALLEST:g} and {LARGEST:g}, where float32 can tell norms apart "
+                f"clip_norm must be positive, from {SMALLEST:g} to {LARGEST:g}, where float32 can tell norms apart "
                 f"(infinity: no clipping, without noise only); got {self.clip_norm}"
             )
         if math.isinf(bound) and self.noise_multiplier > 0:

@@ -229,6 +229,7 @@ def make_private(
     batch_size: int = 2048,
     epochs: float = 40,
     clip_norm: float | Clip = 0.1,
+    size: int | None = None,
     plan: Plan | None = None,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
@@ -261,7 +262,7 @@ def make_private(
     """
     safeguards, running = safeguards or Safeguards(), running or Running()
     check_stamps(safeguards.noise, safeguards.meter)
-    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan)
+    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, size=size)
     private = given(model, loss, data, views=views, augment=augment)
     own = OnModel(model, optimizer)
     plan = settings.planned(private.count)
@@ -271,7 +272,7 @@ def make_private(
             "average its weights as you like, and leave checkpoints and ema out"
         )
     plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
-    statement = stated(plan, delta, private.contribution.unit, safeguards, running)
+    statement = stated(plan, settings, private.contribution.unit, safeguards, running)
     private = Private.of(private.contribution, private.units)
     spot = private.contribution.check(trainable(model), private.units.take, private.count)
     return PrivateLoop(plan, private, statement, spot=spot, safeguards=safeguards, running=running)

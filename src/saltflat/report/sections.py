@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from saltflat.privacy.record.statement import rounded_up
+from saltflat.privacy.limits import rounded_up
 from saltflat.report import spread, terrain, training, words
 from saltflat.report.chart import rounded, tick
 from saltflat.report.draw import Picture, inline

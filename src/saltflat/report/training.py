@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
-from saltflat.privacy.record.statement import rounded_up
+from saltflat.privacy.limits import rounded_up
 from saltflat.report.chart import Axis, Series, chart, tick
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept

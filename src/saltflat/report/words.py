@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from saltflat.privacy.record.statement import Statement, rounded_up
+from saltflat.privacy.limits import rounded_up
+from saltflat.privacy.record.statement import Statement
 from saltflat.report.chart import tick
 from saltflat.report.folder import Kept, Spent, in_words
 from saltflat.report.found import text

@@ -18,7 +18,7 @@ from saltflat.privacy.accounting.events import (
     describe_sampling,
 )
 from saltflat.privacy.accounting.selection import NOT_SELECTED, describe_selection
-from saltflat.privacy.limits import SEEDED, checked_count, checked_delta, checked_epsilon
+from saltflat.privacy.limits import SEEDED, checked_count, checked_delta, checked_epsilon, rounded_up
 
 NOT_COVERED = (
     "metrics, losses and logs computed on the private data",
@@ -27,6 +27,8 @@ NOT_COVERED = (
     "timing, memory and other side channels",
 )
 
+COUNTED = "the number of units, which was read from the data and shows in the sampling rate"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
@@ -34,7 +36,8 @@ class Declared:
 
     ``size`` is the public number of units, ``released`` what leaves the trusted side, ``selection`` one
     sentence on how hyper-parameters were chosen, ``seeded`` whether the noise could be repeated by anyone
-    who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting.
+    who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting. ``counted``
+    says that ``size`` was read from the data, and so is public only if that number is.
 
     >>> Declared(delta=1e-5, size=60_000).unit
     'example'
@@ -47,6 +50,7 @@ class Declared:
     selection: str = NOT_SELECTED
     seeded: bool = False
     reproduce: bool = False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         checked_delta(self.delta)
@@ -153,7 +157,7 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
         selection=describe_selection(event) or declared.selection,
         released=declared.released,
-        not_covered=NOT_COVERED,
+        not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ())),
         warnings=warnings,
         stamp=SEEDED if declared.seeded else "",
     )
@@ -226,16 +230,3 @@ def _curve(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[tuple[fl
     """Epsilon a factor of 10 and 100 below and above the declared delta, where it can be bounded."""
     deltas = [delta * factor for factor in (0.01, 0.1, 1.0, 10.0) if 1e-12 <= delta * factor < 0.1]
     return bounds.curve(event, deltas, adjacency=adjacency)
-
-
-def rounded_up(value: float, digits: int = 3) -> str:
-    """``value`` to so many significant digits, rounded up: a bound may not shrink on its way to the page.
-
-    >>> rounded_up(2.3812), rounded_up(6269.5), rounded_up(0.5)
-    ('2.39', '6270', '0.5')
-    """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    places = digits - 1 - math.floor(math.log10(value))
-    scaled = math.ceil(value * 10.0**places * (1 - 1e-12)) / 10.0**places
-    return f"{scaled:.{places}f}".rstrip("0").rstrip(".") if places > 0 else f"{scaled:.0f}"
