@@ -197,6 +197,7 @@ class TestMistakes:
             ("0.03", "true", "line 9: phase.0.method.SAT.radius: takes a number; got True"),
             ("0.03", "'far'", "line 9: phase.0.method.SAT.radius: takes a number; got 'far'"),
             ("0.03", "nan", "line 9: phase.0.method.SAT.radius: nan is no value"),
+            ("0.03", "1e39", "line 9: phase.0.method.SAT.radius: takes a number that single precision holds"),
             ("0.03", "2020-01-01", "line 9: phase.0.method.SAT.radius: takes a number; got datetime"),
             ("{radius = 0.03}", "0.03", "line 9: phase.0.method: takes {Class = {settings}}; got 0.03"),
             ("{SAT = {radius = 0.03}}", "'SAT'", "line 9: phase.0.method.SAT: SAT needs radius; write {SAT = {rad"),
@@ -223,6 +224,7 @@ class TestMistakes:
             ("batch_size = 500", "rate = 1.5", "line 5: rate: is each example's probability"),
             ("batch_size = 500", "batch_size = '500'", "line 5: batch_size: takes a number; got '500'"),
             ("batch_size", "views = 4\nbatch_size", "line 5: views: 4 views would all be the same"),
+            ("batch_size", "views = 2000\naugment = ['Flip']\nbatch_size", "line 5: views: must be at most 1024"),
             ("batch_size", "budget_split = 'half'\nbatch_size", "budget_split: is one of sequential"),
             ("batch_size", "seed = 9223372036854775808\nbatch_size", "more than 64 bits"),
             ("batch_size", "spare = -1\nbatch_size", "spare: must be 0 or more"),
@@ -315,7 +317,10 @@ class TestMistakes:
         with pytest.raises(SettingError, match="next_word_lstm cannot be made"):
             network_of(recipe(text))
         with pytest.raises(SettingError, match="are the most"):
-            plan_of(recipe(TOP + PHASE.replace("epochs = 3", "epochs = 1e300")), 1437)
+            plan_of(recipe(TOP + PHASE.replace("epochs = 3", "epochs = 1e30")), 1437)
+        falling = "noise_schedule = {Linear = {start = 2, end = 1, steps = 9}}\n"
+        with pytest.raises(SettingError, match="noise_schedule serves at most"):
+            plan_of(recipe(TOP + PHASE.replace("epochs = 3", "steps = 1000000000") + falling), 1437)
 
 
 class TestChanges:
@@ -359,7 +364,7 @@ class TestWriting:
         assert "delta = 1e-05\n" in text
 
     def test_odd_names_and_numbers_come_back(self) -> None:
-        bounds = {"": 1.0, "a.b": 2.5e-300, 'q"\\': 3.0, "naïve\x7f\n": 4.0, "𝄞": 1e300}
+        bounds = {"": 1.0, "a.b": 2.5e-300, 'q"\\': 3.0, "naïve\x7f\n": 4.0, "𝄞": 1e38}
         stage = dataclasses.replace(recipe().phase[0], clip_norm=PerLayer(bounds))
         found = dataclasses.replace(recipe(), phase=(stage,))
         assert recipe(found.as_toml()) == found
