@@ -269,6 +269,13 @@ class TestMistakes:
         with pytest.raises(DataError, match="Is a directory"):
             read(tmp_path)
 
+    def test_a_folder_of_a_shipped_name_is_no_recipe(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("digits").mkdir()
+        assert read("digits") == shipped("digits")
+
     def test_huge_networks_and_plans_are_refused(self) -> None:
         text = (TOP + PHASE).replace('"digits_cnn"', "{next_word_lstm = {vocabulary = 9000000000000000}}")
         with pytest.raises(SettingError, match="next_word_lstm cannot be made"):

@@ -98,7 +98,7 @@ def parse(text: str, place: str) -> Document:
 def read(path: str | Path) -> Document:
     """The recipe in a file, or the shipped one of this name."""
     file = Path(path)
-    if not file.exists() and str(path) in names():
+    if not file.is_file() and str(path) in names():  # a folder called digits is no recipe
         return shipped(str(path))
     try:
         with file.open("rb") as open_file:
