@@ -213,6 +213,7 @@ class TestMistakes:
             (f"version = 3\n{PHASE}", "line 1: version: this saltflat reads versions 1 and 2 of recipes; got 3"),
             (f"version = '2'\n{PHASE}", "versions 1 and 2"),
             (f"version = true\n{PHASE}", "versions 1 and 2"),
+            (f"version = 2.0\n{PHASE}", "versions 1 and 2"),
             (f"version = [2]\n{PHASE}", "versions 1 and 2"),
             ("version = 2", "a recipe needs data and model and phase"),
             (TOP, "a recipe needs phase"),
