@@ -219,7 +219,139 @@ def test_mixup() -> None:
         train(plain(), CRITERION, narrow(), augment=mixed)
 
 
+@pytest.mark.parametrize("kind", ["dropout", "noise", "augmentation"])
+def test_what_is_seeded_outside_is_not_what_is_drawn(kind: str) -> None:
+    """Masks from a stream that somebody knows would shift, for all others, with a unit that leaves."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    model = nn.Sequential({"dropout": nn.Dropout(0.5), "noise": Noisy()}.get(kind, nn.Identity()), plain())
+    noisy = lambda batch: (batch[0] + torch.randn_like(batch[0]), batch[1])
+    views = noisy if kind == "augmentation" else None
+    contribution = sf.per_example(model, sf.supervised(CRITERION), augment=views)
+    point = {name: p.detach() for name, p in model.named_parameters()}
+    norms, after = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        norms.append(contribution([point], [1.0], narrow(6)).norms())
+        after.append(torch.rand(1))
+    assert not torch.equal(*norms)
+    assert torch.equal(*after)  # and what the user draws next is as if nothing had been drawn here
+
+
+# Numbers that are too small
+
+
+class Scales(nn.Module):
+    """A linear layer that sees tiny inputs, and a loss that is huge: each factor's square vanishes or overflows."""
+
+    def __init__(self, small: float, large: float, positions: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.small, self.large, self.linear = small, large, nn.Linear(4, 3, bias=False)
+        self.positions = positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1).expand(-1, self.positions, -1) * self.small
+        return self.linear(x).mean(1) * self.large
+
+
+@pytest.mark.parametrize("positions", [1, 7, 40])
+@pytest.mark.parametrize(("small", "large"), [(1e-25, 1e21), (1e-30, 1e28), (1e-22, 1e24), (1e-12, 1e12)])
+def test_no_unit_passes_because_a_square_vanished(small: float, large: float, positions: int) -> None:
+    x, y = narrow(8)
+    model = Scales(small, large, positions)
+    loss = lambda predict, batch: predict(batch[0]).sum(1)
+    contribution = sf.per_example(model, loss)
+    chunk = contribution([{"linear.weight": model.linear.weight.detach()}], [1.0], (x, y))
+    from saltflat.clipping import Flat
+
+    for bound in (1e-12, 1e-6, 1.0):
+        for unit in range(8):
+            alone = contribution(
+                [{"linear.weight": model.linear.weight.detach()}],
+                [1.0],
+                (x[unit : unit + 1], y[unit : unit + 1]),
+            )
+            total = Flat(bound).total(alone, {"linear.weight": model.linear.weight.detach()})
+            assert float(total["linear.weight"].double().norm()) <= bound * (1 + 1e-5)
+    assert len(chunk.norms()) == 8
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e4])
+@pytest.mark.parametrize("gain", [1e-3, 1e-7, 1e-12, 0.0])
+def test_a_standardised_convolution_that_is_nearly_off(gain: float, bias: float) -> None:
+    from saltflat.clipping import Flat
+    from saltflat.gradients.standardised import standardised
+
+    class Conv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+            self.gain = nn.Parameter(torch.full((8,), gain))
+            self.bias = nn.Parameter(torch.full((8,), bias))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, standardised(self.weight, self.gain), self.bias, padding=1).mean((2, 3))
+
+    model = Conv()
+    x = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    point = {name: p.detach() for name, p in model.named_parameters()}
+    contribution = sf.per_example(model, lambda predict, batch: predict(batch).square().sum(1))
+    for unit in range(6):
+        total = Flat(1e-3).total(contribution([point], [1.0], x[unit : unit + 1]), point)
+        length = torch.cat([leaf.flatten() for leaf in total.values()]).double().norm()
+        assert float(length) <= 1e-3 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_do_not_narrow_the_sum(dtype: torch.dtype) -> None:
+    """Rounded to bfloat16, a sum over many units would move by far more than one unit adds."""
+    from saltflat.core import ask
+
+    x, y = narrow(400)
+    seen, real = [], ask.noised
+
+    def noised(bounded: Any, *rest: Any) -> Any:
+        seen.append(bounded)
+        return real(bounded, *rest)
+
+    far = sf.optimizers.SGD(lr=500.0)  # so that a narrow type can hold the move
+    everyone = plan(phase(steps=1, clip_norm=0.1, optimizer=far), rate=1.0, size=400)
+    for keep in (torch.arange(400) >= 0, torch.arange(400) != 7):
+        model = plain().to(dtype)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ask, "noised", noised)
+            units = sf.data.TensorUnits((x[keep].to(dtype), y[keep]))
+            sf.train(everyone, sf.per_example(model, sf.supervised(CRITERION)), units)
+    assert all(leaf.dtype == torch.float32 for leaf in seen[0].total.values())
+    moved = torch.cat([(seen[0].total[n] - seen[1].total[n]).flatten() for n in seen[0].total]).norm()
+    assert float(moved) <= seen[0].sensitivity * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e-30, 1e39, float("nan")])
+def test_clip_norms_beyond_what_numbers_can_tell_apart(bound: float) -> None:
+    with pytest.raises(SaltflatError, match="clip_norm"):
+        phase(clip_norm=bound)
+
+
 # Runs that are not what they are said to be
+
+
+def test_gradients_left_over_in_frozen_parameters_are_not_applied() -> None:
+    model = plain()
+    x, y = narrow()
+    CRITERION(model(x), y).sum().backward()  # before freezing: raw gradients of private data
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = sf.make_private(model, CRITERION, (x, y), optimizer=sgd, plan=plan(phase(steps=2)), delta=1e-3)
+    for batch in private:
+        private.step(batch)
+    assert torch.equal(model[0].weight, before)
 
 
 @pytest.mark.parametrize("seed", [None, 3])

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from saltflat.clipping import COUNT, Chunk, Clip, Counted, as_clip
+from saltflat.clipping import COUNT, LARGEST, SMALLEST, Chunk, Clip, Counted, as_clip
 from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, noised
 from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
@@ -255,8 +255,11 @@ class Ask:
 
     @property
     def _clip(self) -> Clip:
-        """The rule of this step's gradients."""
-        return as_clip(self._release.clip_norm).times(self._view.factor)
+        """The rule of this step's gradients; one that adapts stays where norms can be told apart."""
+        rule, factor = as_clip(self._release.clip_norm), self._view.factor
+        if factor == 1 or math.isinf(rule.sensitivity):
+            return rule
+        return rule.times(min(max(factor, SMALLEST / rule.sensitivity), LARGEST / rule.sensitivity))
 
     def _bounded(self, chunks: Iterable[Chunk], like: Tree) -> Bounded:
         clip = self._clip

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
 
 from saltflat import tree
 from saltflat.clipping import Chunk
@@ -34,6 +35,8 @@ def check_model(model: nn.Module) -> None:
     Traceback (most recent call last):
     saltflat.errors.ModelError: layer '1' is a BatchNorm1d: ...
     """
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise ModelError(
@@ -109,13 +112,26 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     own = _own_rows(contribution, params, take, count)
     trials = [trial for trial in (_made_up_trial(contribution, params, own), own) if trial is not None]
     for trial in trials:
-        _check_connected(trial)
-        _check_gradients(trial)
-        _check_apart(trial)
+        _tried(trial)
         held.check(contribution.model)
         if trial.is_telling:
             break
     return partial(_look_again, contribution, held)
+
+
+def _tried(trial: Trial) -> None:
+    try:
+        _check_connected(trial)
+        _check_gradients(trial)
+        _check_apart(trial)
+    except ModelError:
+        raise
+    except Exception as error:  # its own words may hold values of the data
+        raise ModelError(
+            f"the loss runs, and its per-example gradients fail with a {type(error).__name__}: forward or backward "
+            "does something that cannot be followed example by example (activation checkpointing, a compiled or "
+            "quantised part, a custom function); take that part out, or freeze it"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,7 @@ class PerExample:
     augment: Callable[[Batch], Batch] | None = None
     unit: str = "example"
     fixed: Tree = field(default_factory=dict)  # stands for tensors of the model that no point has
+    strict: bool = False  # whether a failure is an error, not a unit without a contribution
     draws: Draws = secret  # where dropout, augmentations and the like take their randomness from
 
     def __post_init__(self) -> None:
@@ -110,6 +111,8 @@ class PerExample:
         except REFUSED:
             raise
         except Exception:  # a unit that makes anything fail contributes zero, and nothing is said of it
+            if self.strict:
+                raise
             return self._without_offenders(points, weights, batch)
 
     def check(self, params: Tree, take: Take, count: int) -> Spot:
@@ -129,7 +132,8 @@ class PerExample:
         With ``alike`` a unit's views are the unit itself; a batch of another size would draw others.
         """
         views = each_view(lambda rows: rows, self.views) if alike and self.augment else self.augment
-        return replace(self, draws=still, fixed=self.fixed if fixed is None else fixed, augment=views)
+        fixed = self.fixed if fixed is None else fixed
+        return replace(self, draws=still, fixed=fixed, augment=views, strict=True)
 
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every row at a point."""

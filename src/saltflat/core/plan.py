@@ -10,7 +10,7 @@ from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
-from saltflat.clipping import Clip, as_clip
+from saltflat.clipping import LARGEST, SMALLEST, Clip, as_clip
 from saltflat.door import AnyMethod, fresh_noise
 from saltflat.errors import SettingError
 from saltflat.optimizers import EMA, Optimizer
@@ -48,9 +48,10 @@ class Phase:
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
             raise SettingError(f"noise_multiplier must be 0 or more, and finite; got {self.noise_multiplier}")
         bound = as_clip(self.clip_norm).sensitivity
-        if not bound > 0:
+        if not (SMALLEST <= bound <= LARGEST or math.isinf(bound)) or bound < 0:
             raise SettingError(
-                f"clip_norm must be positive (infinity: no clipping, without noise only); got {self.clip_norm}"
+                f"clip_norm must lie between {SMALLEST:g} and {LARGEST:g}, where float32 can tell norms apart "
+                f"(infinity: no clipping, without noise only); got {self.clip_norm}"
             )
         if math.isinf(bound) and self.noise_multiplier > 0:
             raise SettingError("noise needs a finite clip_norm: its scale is noise_multiplier x clip_norm")

@@ -154,7 +154,7 @@ def loss_of(loss: nn.Module | Loss) -> Loss:
     saltflat.errors.SettingError: MSELoss averages ...
     """
     if isinstance(loss, nn.Module):
-        return supervised(_each_by_itself(loss))
+        return supervised(partial(_over_own_entries, _each_by_itself(loss)))
     if not callable(loss):
         raise SettingError(
             'the loss is a criterion such as nn.CrossEntropyLoss(reduction="none"), or a function '
@@ -179,6 +179,28 @@ def _each_by_itself(criterion: nn.Module) -> nn.Module:
         f"{name} {does} over the batch (reduction={reduction!r}), and clipping needs one loss per example: pass "
         f'{name}(reduction="none")'
     )
+
+
+def _over_own_entries(criterion: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
+    """One loss per example: the mean over its own entries, where a criterion gives one for each pixel or each label.
+
+    >>> each = partial(_over_own_entries, nn.MSELoss(reduction="none"))
+    >>> each(torch.zeros(4, 3), torch.ones(4, 3))
+    tensor([1., 1., 1., 1.])
+    >>> each(torch.zeros(4, 1), torch.ones(4))
+    Traceback (most recent call last):
+    saltflat.errors.ModelError: MSELoss got outputs of shape (1,) and targets of shape () for each example...
+    """
+    losses = criterion(outputs, targets)
+    if not isinstance(outputs, Tensor) or losses.ndim < 2:
+        return losses
+    if losses.shape not in (outputs.shape, targets.shape, outputs.shape[:1] + outputs.shape[2:]):
+        raise ModelError(
+            f"{type(criterion).__name__} got outputs of shape {tuple(outputs.shape[1:])} and targets of shape "
+            f"{tuple(targets.shape[1:])} for each example, and compared every example with every other; give both one "
+            "shape, with squeeze or unsqueeze(1)"
+        )
+    return losses.flatten(1).mean(1)
 
 
 def units_of(data: Any) -> Units:

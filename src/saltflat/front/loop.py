@@ -12,22 +12,12 @@ import torch
 from torch import nn
 
 from saltflat.clipping import Clip
+from saltflat.core import step as parts
 from saltflat.core.check import Spot, check_stamps
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.plan import Plan
 from saltflat.core.sampling import Batch, Indices
-from saltflat.core.step import (
-    Position,
-    Safeguards,
-    advance,
-    begin,
-    charge,
-    draw,
-    look_again,
-    next_phase,
-    open_door,
-    start,
-)
+from saltflat.core.step import Position, Safeguards
 from saltflat.core.train import Progress, Running, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
@@ -65,8 +55,14 @@ class OnModel:
         return None
 
     def step(self, params: Tree, direction: Tree, state: None) -> tuple[Tree, None]:
-        """Put the direction where the optimizer looks for gradients, let it step, and leave nothing behind."""
+        """Put the direction where the optimizer looks for gradients, let it step, and leave nothing behind.
+
+        Whatever stood there before, in frozen parameters too, was never noised: it goes first.
+        """
         own = dict(self.model.named_parameters())
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
         for name, leaf in direction.items():
             own[
                 name
@@ -104,7 +100,7 @@ class PrivateLoop:
         self._spot = spot
         self._safeguards = safeguards
         self._running = running
-        self._at = start(plan, trainable(private.contribution.model))
+        self._at = parts.start(plan, trainable(private.contribution.model))
         self._spent: Counter[tuple[float, float]] = Counter()
         self._waiting: Drawn | None = None
 
@@ -130,11 +126,15 @@ class PrivateLoop:
         self._check(batch)
         here = replace(self._at, params=self._weights())
         guards, physical = self._safeguards, self._running.physical
-        charge(self.plan, here, guards.meter)
+        parts.charge(self.plan, here, guards.meter)
         self._count(here)
-        ask = open_door(self.plan, here, batch.samples, self._private, safeguards=guards, physical=physical)
-        self._at = advance(self.plan, here, ask)
-        look_again(self.plan, self._at, batch.samples, self._private, spot=self._spot, physical=physical)
+        ask = parts.open_door(
+            self.plan, here, batch.samples, self._private, safeguards=guards, physical=physical
+        )
+        self._at = parts.advance(self.plan, here, ask)
+        parts.look_again(
+            self.plan, self._at, batch.samples, self._private, spot=self._spot, physical=physical
+        )
         if self.finished:
             self._spot(self._at.params, None)
         self._running.watch(Progress(self.done, self._at.phase, self._at.params, self._at.params))
@@ -155,7 +155,7 @@ class PrivateLoop:
     @property
     def finished(self) -> bool:
         """Whether every planned step was taken."""
-        return next_phase(self.plan, self._at) is None
+        return parts.next_phase(self.plan, self._at) is None
 
     def _batches(self, end: int) -> Iterator[Drawn]:
         if self.finished:
@@ -163,7 +163,7 @@ class PrivateLoop:
                 f"all {self.done} planned steps were taken: one more would cost more than was planned; "
                 "plan more epochs from the start"
             )
-        while self.done < end and (here := begin(self.plan, self._at)) is not None:
+        while self.done < end and (here := parts.begin(self.plan, self._at)) is not None:
             self._at = here
             batch = self._waiting = self._waiting or self._draw()
             yield batch
@@ -174,7 +174,7 @@ class PrivateLoop:
                 )
 
     def _draw(self) -> Drawn:
-        samples = draw(self.plan, self._at, self._private.count, self._safeguards.sampling)
+        samples = parts.draw(self.plan, self._at, self._private.count, self._safeguards.sampling)
         return Drawn(self.done + 1, samples)
 
     def _check(self, batch: Drawn) -> None:

@@ -165,6 +165,10 @@ class Tape(TorchFunctionMode):
         """Whether this tensor is the same for every row."""
         return id(value) in self._shared
 
+    def as_rows(self, value: Tensor) -> Tensor:
+        """A first state such as ``torch.zeros(rows, width)``, made of nothing in forward, as data from here on."""
+        return value.clone() if self.is_shared(value) and value.ndim and len(value) == self.rows else value
+
     def holds_rows(self, value: Tensor) -> bool:
         """Whether the first axis is the rows, or positions folded into them, row by row."""
         return len(value) == self.rows or self.rows == self.views or id(value) in self._folded
