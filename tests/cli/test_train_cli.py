@@ -153,6 +153,7 @@ def test_another_recipe_does_not_go_on(tmp_path: Path) -> None:
         (["no-such-recipe"], "give a TOML file or one of"),
         (["--epochz", "3"], "No such option"),
         (["--set", "phase.0.method.SAT.raduis=3"], "--set: phase.0.method.SAT.raduis: SAT has no such setting"),
+        (["--set", "phase.0.method.SAT.radius=-1"], "--set: phase.0.method.SAT: the radius of the climb must be"),
         (["--set", "phase.0.method.SAT.radius"], "has no value"),
         (["--set", "a b=3"], "--set a b=3: it is no TOML"),
         (["--set", "=3"], "--set =3"),

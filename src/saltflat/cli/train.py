@@ -171,9 +171,9 @@ def _chosen(
 def _document(recipe: str | None, folder: Folder, *, resume: bool) -> Document:
     from saltflat.recipes.recipe import current
 
-    if recipe is None and resume:
-        return current(documents.read(folder.recipe))
-    return current(documents.read(recipe or USUAL))
+    if recipe is not None:
+        return current(documents.read(recipe))
+    return current(documents.read(folder.recipe) if resume else documents.shipped(USUAL))
 
 
 def _brief(value: Any) -> str:
