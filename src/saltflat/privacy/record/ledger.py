@@ -34,13 +34,15 @@ from saltflat.privacy.record.format import (
     read_head,
 )
 from saltflat.privacy.record.history import Budget, Cost, History, gone_of, read
+from saltflat.privacy.record.single import Single
 
 
-class Ledger:
+class Ledger(Single):
     """The one writer of a ledger; other processes may read it at any time.
 
-    *Guarantee*: a step is on disk before :meth:`Run.step` returns. After a crash the ledger holds every step
-    that began and at most the rest of one block; nothing but :meth:`Run.close` gives steps back.
+    *Guarantee*: a step is on disk before :meth:`Run.step` returns, whichever thread takes it. After a crash the
+    ledger holds every step that began and at most the rest of one block; nothing but :meth:`Run.close` gives steps
+    back. Files that are no longer as this process left them allow no further block.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -59,6 +61,7 @@ class Ledger:
         self.path = path
         self.history = history
         self._descriptor: int | None = descriptor
+        self._size = os.fstat(descriptor).st_size  # as this process left it
         self._lock = RLock()
         self._gate: tuple[object, _Gate] | None = None
         self._runs: list[Run] = []
@@ -70,7 +73,7 @@ class Ledger:
 
         A budget, once recorded, stays; another one is refused (see :meth:`set_budget`).
         """
-        place = Path(path)
+        place = Path(path).absolute()  # the process may go to another folder while the ledger is open
         with _one_line(place):
             if not place.exists():
                 _begin(place, dataset)
@@ -98,34 +101,34 @@ class Ledger:
         """
         block = checked_count("block", block)
         name, unit = _checked_name("name", name), _checked_name("unit", unit)
-        self._check_run(unit, adjacency, private)
         body = {"name": name, "unit": unit, "adjacency": adjacency, "stamp": "" if private else SEEDED}
-        run = Run(self, self._append("run", {**body, "time": _now()}).number, block)
-        self._runs.append(run)
+        with self._lock:  # two runs that begin at once must agree on the unit too
+            self._check_run(unit, adjacency, private)
+            run = Run(self, self._append("run", {**body, "time": _now()}).number, block)
+            self._runs.append(run)
         return run
 
     def room(self, rate: float, noise_multiplier: float, *, steps: int) -> int:
         """How many of ``steps`` more steps fit in the budget; nothing is charged."""
         cost = (checked_rate(rate), checked_noise(noise_multiplier))
-        budget, spent = self.history.budget, self.history.steps()
-        if budget is None:
-            return steps
-        used = spent.pop(cost, 0)
-        key = (cost, spent)  # while other costs do not change, what is known about this one stays true
-        if self._gate is None or self._gate[0] != key:
-            self._gate = (key, _Gate(partial(_fits, budget, spent, cost, self.history.adjacency)))
-        return self._gate[1].room(used, steps)
+        with self._lock:
+            budget, spent = self.history.budget, self.history.steps()
+            if budget is None:
+                return steps
+            used = spent.pop(cost, 0)
+            key = (cost, spent)  # while other costs do not change, what is known about this one stays true
+            if self._gate is None or self._gate[0] != key:
+                self._gate = (key, _Gate(partial(_fits, budget, spent, cost, self.history.adjacency)))
+            return self._gate[1].room(used, steps)
 
     def set_budget(self, budget: Budget) -> None:
         """Record another budget; the former stays in the ledger for everyone to see."""
-        if self.history.stamp:
-            raise BudgetError(
-                f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
-            )
         gone_of(budget, {}, self.history.adjacency)  # raises if nothing could ever be spent
         numbers = {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order}
-        self._append("budget", {**numbers, "time": _now()})
-        self._gate = None
+        with self._lock:
+            self._check_budget(budget)
+            self._append("budget", {**numbers, "time": _now()})
+            self._gate = None
 
     def epsilon(self, delta: float) -> float:
         """See :meth:`History.epsilon`."""
@@ -152,9 +155,11 @@ class Ledger:
     def close(self) -> None:
         """Settle what the runs reserved and did not use, and let the next writer in."""
         with self._lock:
-            for run in self._runs:
-                run.close()
-            self._drop()
+            try:
+                for run in self._runs:
+                    run.close()
+            finally:
+                self._drop()
 
     def __enter__(self) -> Ledger:
         return self
@@ -176,6 +181,12 @@ class Ledger:
         elif budget is not None and budget != recorded:
             raise LedgerError(
                 f"{self.path} has {recorded}, not {budget}: leave it out, or call set_budget first"
+            )
+
+    def _check_budget(self, budget: Budget) -> None:
+        if self.history.stamp:
+            raise BudgetError(
+                f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
             )
 
     def _check_run(self, unit: str, adjacency: str, private: bool) -> None:
@@ -206,16 +217,50 @@ class Ledger:
     def _append(self, kind: str, body: Mapping[str, Any]) -> Entry:
         """Write a line, then the head that names it; whatever fails, no step is allowed on it."""
         with self._lock, _one_line(self.path):
-            descriptor = self._writable()
+            descriptor = self._intact()
             entry = entry_after(self.history.entries[-1], kind, body)
             try:
                 durable.append(descriptor, line(entry))
                 durable.replace(head_path(self.path), head_line(entry))
                 self.history = History((*self.history.entries, entry))
+                self._size += len(line(entry))
             except BaseException:
                 self._drop()  # the file may hold half a line: only a new reading can tell
                 raise
             return entry
+
+    def _intact(self) -> int:
+        """The descriptor, if path and head are what this process left; else LedgerError, and nothing is written again.
+
+        What is written to a file that has lost its name, or beside lines of someone else, is on nobody's record.
+        """
+        descriptor = self._writable()
+        try:
+            self._check_files(descriptor)
+        except BaseException:
+            self._drop()
+            raise
+        return descriptor
+
+    def _check_files(self, descriptor: int) -> None:
+        last = self.history.entries[-1]
+        held = os.fstat(descriptor)
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise self._changed(f"is gone ({error.strerror})") from error
+        if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise self._changed("is another file than the one that was opened")
+        if found.st_size != self._size:
+            raise self._changed("was changed by someone else")
+        if read_head(self.path) != (last.number, last.hash):
+            raise self._changed("has another head than its own, or none")
+
+    def _changed(self, how: str) -> LedgerError:
+        return LedgerError(
+            f"{self.path} {how} while this process had it open: no further step is allowed; bring back the newest "
+            "copy of it and of its head, and run again"
+        )
 
     def _writable(self) -> int:
         if self._descriptor is None:
@@ -228,8 +273,8 @@ class Ledger:
             self._descriptor = None
 
 
-class Run:
-    """One run's account in a ledger."""
+class Run(Single):
+    """One run's account in a ledger; its threads may share it."""
 
     def __init__(self, ledger: Ledger, number: int, block: int) -> None:
         """Not for direct use: see :meth:`Ledger.run`."""
@@ -286,13 +331,14 @@ class Run:
         return history.epsilon(delta, history.named(self._body["name"]))
 
     def close(self) -> None:
-        """Give back the reserved steps that never began; sound, as this process knows which ones did."""
+        """Give back the reserved steps that never began; sound, as this process knows which ones did.
+
+        Raises LedgerError if the files are no longer what this process wrote: what was spent is then not on record.
+        """
         with self._ledger._lock:
-            if self._open is None or self._left == 0 or self._ledger._descriptor is None:
-                return
-            body = {"charge": self._open.number, "steps": self._open.body["steps"] - self._left}
-            self._open, self._cost, self._left = None, None, 0
-            self._ledger._append("settle", body)
+            if self._ledger._descriptor is not None:
+                self._settle()
+                self._ledger._intact()
 
     def __enter__(self) -> Run:
         return self
@@ -307,9 +353,15 @@ class Run:
         return self._ledger.history.entries[self._number].body
 
     def _next_block(self, cost: Cost) -> None:
-        self.close()
+        self._settle()
         self._open = self._ledger._reserve(self._number, cost, steps=self._block, least=1)
         self._cost, self._left = cost, self._open.body["steps"]
+
+    def _settle(self) -> None:
+        if self._open is not None and self._left > 0:
+            body = {"charge": self._open.number, "steps": self._open.body["steps"] - self._left}
+            self._open, self._cost, self._left = None, None, 0
+            self._ledger._append("settle", body)
 
 
 class _Gate:
