@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.front.given import METHOD, Settings, given, stated
 from saltflat.privacy.record.history import epsilon_of
+from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
 from saltflat.tree import Tree
 
@@ -84,8 +87,8 @@ class Drawn:
     samples: Sequence[Indices] = field(repr=False)
 
 
-class PrivateLoop:
-    """See `make_private`."""
+class PrivateLoop(Single):
+    """See `make_private`. Threads may share it, and copies are refused: two would take the same steps twice."""
 
     def __init__(
         self, plan: Plan, private: Private, statement: Statement, *, safeguards: Safeguards, running: Running
@@ -98,6 +101,8 @@ class PrivateLoop:
         self._at = start(plan, trainable(private.contribution.model))
         self._spent: Counter[tuple[float, float]] = Counter()
         self._waiting: Drawn | None = None
+        self._stepping = False
+        self._lock = RLock()
 
     @property
     def done(self) -> int:
@@ -115,17 +120,18 @@ class PrivateLoop:
     def step(self, batch: Drawn) -> None:
         """Charge the batch, take its private step, and let the optimizer move the model.
 
-        *Guarantee*: a batch is stepped once. It counts as spent as soon as the door is open, even if the step
-        fails; a meter that refuses leaves everything as it was.
+        *Guarantee*: a batch is stepped once, whichever thread comes first. It counts as spent as soon as the door is
+        open, even if the step fails; a meter that refuses leaves everything as it was.
         """
-        self._check(batch)
-        here = replace(self._at, params=self._weights())
-        noise, physical = self._safeguards.noise, self._running.physical
-        charge(self.plan, here, self._safeguards.meter)
-        self._count(here)
-        ask = open_door(self.plan, here, batch.samples, self._private, noise=noise, physical=physical)
-        self._at = advance(self.plan, here, ask)
-        self._running.watch(Progress(self.done, self._at.phase, self._at.params, self._at.params))
+        with self._alone():
+            self._check(batch)
+            here = replace(self._at, params=self._weights())
+            noise, physical = self._safeguards.noise, self._running.physical
+            charge(self.plan, here, self._safeguards.meter)
+            self._count(here)
+            ask = open_door(self.plan, here, batch.samples, self._private, noise=noise, physical=physical)
+            at = self._at = advance(self.plan, here, ask)
+        self._running.watch(Progress(at.step, at.phase, at.params, at.params))
 
     def epsilon(self, delta: float | None = None) -> float:
         """An upper bound on what the steps so far have cost; infinite if the noise is seeded.
@@ -151,15 +157,37 @@ class PrivateLoop:
                 f"all {self.done} planned steps were taken: one more would cost more than was planned; "
                 "plan more epochs from the start"
             )
-        while self.done < end and (here := begin(self.plan, self._at)) is not None:
-            self._at = here
-            batch = self._waiting = self._waiting or self._draw()
+        while (batch := self._next(end)) is not None:
             yield batch
             if self._waiting is batch:
                 raise PrivacyError(
                     f"batch {batch.number} was drawn and not stepped: step every batch, an empty one too, since "
                     "which ones are left out would tell about the data"
                 )
+
+    def _next(self, end: int) -> Drawn | None:
+        """The batch that is waiting, or a new one; None after ``end`` steps, or at the end of the plan."""
+        with self._alone():
+            here = begin(self.plan, self._at) if self.done < end else None
+            if here is None:
+                return None
+            self._at = here
+            self._waiting = self._waiting or self._draw()
+            return self._waiting
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time draws or steps, and none begins a step inside another: it would not be counted."""
+        with self._lock:
+            if self._stepping:
+                raise PrivacyError(
+                    "a step is being taken: let it end before the next batch is drawn or stepped"
+                )
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
 
     def _draw(self) -> Drawn:
         samples = draw(self.plan, self._at, self._private.count, self._safeguards.sampling)
