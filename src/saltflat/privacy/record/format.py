@@ -166,6 +166,9 @@ def _sensible(entry: Entry) -> bool:
     if entry.kind == "charge":
         checked_rate(body["rate"]), checked_noise(body["noise_multiplier"])
         return checked_count("steps", body["steps"]) > 0 and isinstance(body["run"], int)
+    if entry.kind == "chosen":
+        costs = [(checked_noise(noise), checked_count("steps", steps)) for noise, steps in body["planned"]]
+        return bool(costs) and checked_rate(body["rate"]) > 0 and isinstance(body["run"], int)
     return entry.kind == "settle" and isinstance(body["charge"], int) and body["steps"] >= 0
 
 

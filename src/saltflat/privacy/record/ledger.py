@@ -36,6 +36,8 @@ from saltflat.privacy.record.format import (
 from saltflat.privacy.record.history import Budget, Cost, History, gone_of, read
 from saltflat.privacy.record.single import Single
 
+MOST_NOISES = 500  # in a list of steps that results choose from
+
 
 class Ledger(Single):
     """The one writer of a ledger; other processes may read it at any time.
@@ -188,6 +190,17 @@ class Ledger(Single):
             raise BudgetError(
                 f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
             )
+        if self.history.chosen:
+            self._check_order(budget)
+
+    def _check_order(self, budget: Budget | None) -> None:
+        """Refuse a budget that composes lists as if they were fixed, where results choose one."""
+        if budget is not None and budget.order is None:
+            raise BudgetError(
+                f"results decide when the noise of a run in {self.path} changes, and {budget} holds only for steps "
+                f"that are fixed in advance: give the ledger Budget(epsilon={budget.epsilon:g}, "
+                f"delta={budget.delta:g}, order=plan.filter({budget.delta:g}).order); nothing was charged"
+            )
 
     def _check_run(self, unit: str, adjacency: str, private: bool) -> None:
         if adjacency not in ADJACENCIES:
@@ -291,6 +304,16 @@ class Run(Single):
         return str(self._body["stamp"])
 
     @property
+    def unit(self) -> str:
+        """Whose privacy its steps cost."""
+        return str(self._body["unit"])
+
+    @property
+    def adjacency(self) -> str:
+        """Whether a unit is added or removed, or replaced."""
+        return str(self._body["adjacency"])
+
+    @property
     def head(self) -> str:
         """See :attr:`Ledger.head`."""
         return self._ledger.head
@@ -317,6 +340,21 @@ class Run(Single):
         steps = checked_count("steps", steps)
         with self._ledger._lock:
             self._ledger._reserve(self._number, cost, steps=steps, least=steps)
+
+    def choose(self, planned: Mapping[Cost, int]) -> None:
+        """Put on record, durably, that from now on results choose the steps of this run among those ``planned``.
+
+        ``planned`` counts steps by (rate, noise multiplier), at one rate, as `Plan.by_cost` does. `train`, `fit` and
+        `make_private` call this themselves for a plan that results may change.
+
+        *Guarantee*: such a run counts with the whole of ``planned``, however few steps it takes, and by Renyi
+        accounting (see :meth:`History.epsilon`); a budget without an ``order`` refuses it.
+        """
+        body = {"run": self._number, **_choice(planned)}
+        with self._ledger._lock:
+            self._ledger._check_order(self._ledger.history.budget)
+            self._settle()  # a block that was reserved before belongs to what was before
+            self._ledger._append("chosen", body)
 
     def charged(self) -> dict[Cost, int]:
         """Steps on record under this run's name, what it reserved and has not begun given back first."""
@@ -453,6 +491,20 @@ def _lock_and_mend(path: Path) -> tuple[int, History]:
         os.close(descriptor)
         raise
     return descriptor, History(entries)
+
+
+def _choice(planned: Mapping[Cost, int]) -> dict[str, Any]:
+    """A list that results choose from, as it is recorded; it must fit in a line."""
+    rates = {checked_rate(rate) for rate, _ in planned}
+    if len(rates) != 1 or len(planned) > MOST_NOISES:
+        raise SettingError(
+            f"the steps that results choose from have one rate and at most {MOST_NOISES} noise multipliers; got "
+            f"{len(rates)} and {len(planned)}: use constant noise in more phases, or train without until"
+        )
+    costs = sorted(
+        (checked_noise(noise), checked_count("steps", steps)) for (_, noise), steps in planned.items()
+    )
+    return {"rate": rates.pop(), "planned": [list(cost) for cost in costs]}
 
 
 def _checked_name(setting: str, name: object) -> str:
