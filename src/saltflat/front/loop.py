@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from saltflat.clipping import Clip
-from saltflat.core.check import check_stamps
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.plan import Plan
+from saltflat.core.record import check_record
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.step import (
     Position,
@@ -276,7 +276,6 @@ def make_private(
     (10, True)
     """
     safeguards, running = safeguards or Safeguards(), running or Running()
-    check_stamps(safeguards.noise, safeguards.meter)
     settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan)
     private = given(model, loss, data, views=views, augment=augment)
     own = OnModel(model, optimizer)
@@ -288,5 +287,6 @@ def make_private(
         )
     plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
     statement = stated(plan, delta, private.contribution.unit, safeguards, running)
+    check_record(plan, private.contribution.unit, safeguards)
     private.contribution.check(trainable(model), private.units.take, private.count)
     return PrivateLoop(plan, private, statement, safeguards=safeguards, running=running)
