@@ -1037,6 +1037,10 @@ def test_what_is_not_a_ledger_gives_one_line_and_is_left_alone(tmp_path: Path, c
         ("settle", {"charge": "2", "steps": 1}),
         ("budget", {"epsilon": -1.0, "delta": 1e-5, "order": None}),
         ("run", {"name": "x"}),
+        (
+            "run",
+            {"name": "x", "unit": "example", "adjacency": "replace", "stamp": "", "time": "", "identity": 3},
+        ),
         ("other", {}),
     ],
 )

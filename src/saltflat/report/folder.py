@@ -16,6 +16,7 @@ from saltflat.privacy.record.history import History, read
 from saltflat.recipes.recipe import Recipe
 from saltflat.report.found import Found, found, number, read_object, text
 from saltflat.report.shapes import Shapes, read_shapes
+from saltflat.runs.identity import identity_of
 
 PARTS = ("recipe.toml", "metrics.jsonl", "statement.json", "ledger.jsonl", "model.safetensors", "landscape")
 
@@ -223,9 +224,12 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
         history = read(path)
     except LedgerError as error:
         return Found(None, " ".join(str(error).split()))
-    if only is not None and not (mine := _mine(history, only)):
+    try:
+        numbers = None if only is None else _mine(history, only)
+    except DataError as error:
+        return Found(None, str(error))
+    if numbers == []:
         return Found(None, f"{path.name} has no run that was kept in {only}")
-    numbers = None if only is None else mine
     delta = delta or (history.budget.delta if history.budget else None)
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
@@ -236,7 +240,10 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
 
 
 def _mine(history: History, folder: Path) -> list[int]:
-    """The line numbers of the runs in a shared ledger that name this folder."""
+    """The line numbers of the run in a shared ledger that is kept in this folder: by its identity, or by its path."""
+    identity = identity_of(folder)
+    if identity is not None:
+        return history.identified(identity)
     names = {str(folder), str(folder.resolve())}
     return [
         entry.number

@@ -24,6 +24,7 @@ from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe, read
 from saltflat.recipes.build import loss_of, network_of
+from saltflat.runs.identity import begin_identity, identity_of
 
 READINGS = 20  # how often in a run the test accuracy is taken
 
@@ -68,6 +69,7 @@ class Folder:
         if self.recipe.exists():
             raise SettingError(f"{self.path} holds a run already; go on with --resume, or give another --out")
         self.path.mkdir(parents=True, exist_ok=True)
+        begin_identity(self.path)  # first: a folder that has a recipe has an identity
         _write(self.recipe, recipe.as_toml())
 
     def resumed(self) -> Recipe:
@@ -125,7 +127,7 @@ def execute(
     model = network_of(recipe).to(device)
     _check_fits(model, split, recipe)
     units, test = split.train.to(device), split.test.to(device)
-    with _charged(recipe, folder, ledger) as (book, run):
+    with _charged(recipe, plan, folder, ledger) as (book, run):
         readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
 
         def after(progress: Progress) -> None:
@@ -181,14 +183,24 @@ class _Readings:
 
 
 @contextmanager
-def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tuple[Ledger, Run]]:
-    """The ledger, and a new run in it; few steps are reserved at a time, as a crash wastes them."""
-    budget = None if shared is not None else Budget(epsilon=recipe.epsilon, delta=recipe.delta)
+def _charged(recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None) -> Iterator[tuple[Ledger, Run]]:
+    """The ledger, and the folder's run in it; few steps are reserved at a time, as a crash wastes them.
+
+    The run is known by its identity, wherever the folder is; the path is there for people to read.
+    """
+    budget = None if shared is not None else _budget(recipe, plan)
+    block, identity = max(1, recipe.spare // 4), identity_of(folder.path)
     with (
         Ledger.open(shared or folder.ledger, dataset=recipe.data, budget=budget) as book,
-        book.run(str(folder.path), unit="example", block=max(1, recipe.spare // 4)) as run,
+        book.run(str(folder.path), unit="example", block=block, identity=identity) as run,
     ):
         yield book, run
+
+
+def _budget(recipe: Recipe, plan: Plan) -> Budget:
+    """That of the run's own ledger: a filter, where results decide when the noise changes."""
+    order = plan.filter(recipe.delta).order if plan.data_driven else None
+    return Budget(epsilon=recipe.epsilon, delta=recipe.delta, order=order)
 
 
 def accuracy(model: nn.Module, examples: Examples, size: int) -> float:

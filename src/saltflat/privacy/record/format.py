@@ -161,7 +161,7 @@ def _sensible(entry: Entry) -> bool:
         check_budget(body["epsilon"], body["delta"], body["order"])
         return True
     if entry.kind == "run":
-        texts = ("name", "unit", "stamp", "time")
+        texts = ("name", "unit", "stamp", "time", *(("identity",) if "identity" in body else ()))
         return body["adjacency"] in ADJACENCIES and all(isinstance(body[text], str) for text in texts)
     if entry.kind == "charge":
         checked_rate(body["rate"]), checked_noise(body["noise_multiplier"])

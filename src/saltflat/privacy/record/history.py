@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 Cost = tuple[float, float]
 """One step: (rate, noise_multiplier)."""
 
+Account = tuple[str, str]
+"""Which run a start goes on with: (identity, "") or, if it has none, ("", name)."""
+
 Planned = tuple[tuple[Cost, int], ...]
 """(cost, steps) of a list from which results choose; empty for one that is fixed in advance."""
 
@@ -104,8 +107,22 @@ class History:
         return [entry for number, entry in found.items() if runs is None or number in runs]
 
     def named(self, name: str) -> list[int]:
-        """The line numbers of the runs of this name: a run that went on after a crash is several of them."""
+        """The line numbers of the runs of this name: a run that went on after a crash is several of them.
+
+        A name is for people; a run that has an identity is found by it (:meth:`identified`).
+        """
         return [entry.number for entry in self.began() if entry.body["name"] == name]
+
+    def starts(self) -> dict[Account, list[int]]:
+        """The line numbers at which each run began and went on."""
+        found: dict[Account, list[int]] = {}
+        for entry in self.began():
+            found.setdefault(_account(entry.body), []).append(entry.number)
+        return found
+
+    def identified(self, identity: str) -> list[int]:
+        """The line numbers of the run of this identity, whatever it was called."""
+        return self.starts().get((identity, ""), [])
 
     @property
     def chosen(self) -> bool:
@@ -157,7 +174,7 @@ class History:
         A run that went on after a crash has one list, and what ran again counts beyond it.
         """
         accounts = {entry.number: _account(entry.body) for entry in self.began()}
-        charged: dict[tuple[Any, Planned], Counter[Cost]] = defaultdict(Counter)
+        charged: dict[tuple[Account | None, Planned], Counter[Cost]] = defaultdict(Counter)
         for run, planned, cost, steps in self._charges(runs):
             charged[accounts.get(run), planned][cost] += steps
         fixed: Counter[Cost] = Counter()
@@ -252,9 +269,8 @@ def _event(steps: Mapping[Cost, int], adjacency: str) -> tuple[DpEvent, Adjacenc
     return compose(*parts), REPLACE if adjacency == "replace" else ADD_REMOVE
 
 
-def _account(body: Mapping[str, Any]) -> str:
-    """What tells a run from another one: a start that has it in common goes on with the same run."""
-    return str(body["name"])
+def _account(body: Mapping[str, Any]) -> Account:
+    return (body["identity"], "") if "identity" in body else ("", body["name"])
 
 
 def _planned(body: Mapping[str, Any]) -> Planned:

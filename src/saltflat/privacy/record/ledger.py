@@ -95,15 +95,20 @@ class Ledger(Single):
         adjacency: str = "add-or-remove",
         private: bool = True,
         block: int = 64,
+        identity: str | None = None,
     ) -> Run:
         """Begin a run, durably. ``block`` steps are reserved at a time: the most that a crash can waste.
 
+        A run that goes on after a crash is begun again with the ``identity`` it had, whatever its name is by then; it
+        is kept with the run, and no two runs share one. Without an identity the name tells which run goes on.
         A run with seeded noise (``private=False``) is stamped "NOT PRIVATE: seeded" and makes the ledger's
         epsilon infinite, so it is refused where there is a budget.
         """
         block = checked_count("block", block)
         name, unit = _checked_name("name", name), _checked_name("unit", unit)
         body = {"name": name, "unit": unit, "adjacency": adjacency, "stamp": "" if private else SEEDED}
+        if identity is not None:
+            body["identity"] = _checked_name("identity", identity)
         with self._lock:  # two runs that begin at once must agree on the unit too
             self._check_run(unit, adjacency, private)
             run = Run(self, self._append("run", {**body, "time": _now()}).number, block)
@@ -314,6 +319,11 @@ class Run(Single):
         return str(self._body["adjacency"])
 
     @property
+    def account(self) -> str:
+        """What this run is found by when it goes on: its identity, or its name."""
+        return str(self._body.get("identity", self._body["name"]))
+
+    @property
     def head(self) -> str:
         """See :attr:`Ledger.head`."""
         return self._ledger.head
@@ -357,16 +367,14 @@ class Run(Single):
             self._ledger._append("chosen", body)
 
     def charged(self) -> dict[Cost, int]:
-        """Steps on record under this run's name, what it reserved and has not begun given back first."""
+        """Steps on record for this run, those of its earlier starts too; what it has not begun is given back first."""
         self.close()
-        history = self._ledger.history
-        return history.steps(history.named(self._body["name"]))
+        return self._ledger.history.steps(self._starts())
 
     def epsilon(self, delta: float) -> float:
-        """See :meth:`History.epsilon`, of what is on record under this run's name: of :meth:`charged`."""
+        """See :meth:`History.epsilon`, of what is on record for this run: of :meth:`charged`."""
         self.close()
-        history = self._ledger.history
-        return history.epsilon(delta, history.named(self._body["name"]))
+        return self._ledger.history.epsilon(delta, self._starts())
 
     def close(self) -> None:
         """Give back the reserved steps that never began; sound, as this process knows which ones did.
@@ -385,6 +393,12 @@ class Run(Single):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _starts(self) -> list[int]:
+        """The lines at which it began and went on; by its name, if it has no identity."""
+        history = self._ledger.history
+        identity = self._body.get("identity")
+        return history.named(self._body["name"]) if identity is None else history.identified(identity)
 
     @property
     def _body(self) -> Mapping[str, Any]:
