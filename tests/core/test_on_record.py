@@ -21,6 +21,7 @@ from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, PrivacyError, SettingError
 from saltflat.privacy.accounting import bounds, renyi
 from saltflat.privacy.accounting.events import compose, leaves, phase_event
+from saltflat.privacy.record import history
 from saltflat.privacy.record.history import Budget, epsilon_of, most, read
 from saltflat.privacy.record.ledger import Ledger, Run
 
@@ -193,13 +194,13 @@ class TestChosenByResults:
             ledger.run("fixed").charge(0.5, 2.0, steps=30)
             by_train(the_plan, noise=Secret(), meter=ledger.run("chosen"))
             ledger.close()
-        history = read(tmp_path / "a.ledger")
+        found = read(tmp_path / "a.ledger")
         everything = compose(
             phase_event(0.5, 2.0, 30), *(phase_event(*c, n) for c, n in the_plan.by_cost().items())
         )
-        assert history.epsilon(DELTA) == pytest.approx(bounds.rdp_epsilon(everything, DELTA))
+        assert found.epsilon(DELTA) == pytest.approx(bounds.rdp_epsilon(everything, DELTA))
         alone = epsilon_of({(0.5, 2.0): 30}, DELTA, "add-or-remove")
-        assert history.epsilon(DELTA, history.named("fixed")) == alone  # a list of its own, fixed in advance
+        assert found.epsilon(DELTA, found.named("fixed")) == alone  # a list of its own, fixed in advance
 
     def test_statement_and_ledger_agree_after_a_crash(self, tmp_path: Path) -> None:
         """Steps that ran again count as the dearest: on another path they could have been."""
@@ -227,6 +228,15 @@ class TestChosenByResults:
         again = the_plan.by_cost() + Counter({(0.5, 1.0): 4})  # kept after step 1, broken off after step 5
         event = compose(*(phase_event(*cost, steps) for cost, steps in again.items()))
         assert on_record == pytest.approx(bounds.rdp_epsilon(event, DELTA))
+
+    def test_mutant_the_epsilon_of_what_was_taken_is_caught(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(history, "most", lambda planned, charged: dict(charged))
+        with pytest.raises(AssertionError):
+            self.test_its_epsilon_on_record_is_that_of_all_that_results_could_have_chosen(
+                tmp_path, by_train, 1
+            )
 
     def test_a_ledger_with_such_a_run_takes_no_budget_without_order(self, tmp_path: Path) -> None:
         path = tmp_path / "a.ledger"

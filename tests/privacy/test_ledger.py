@@ -30,7 +30,7 @@ from hypothesis import strategies as st
 from power_cut import Disk, Recorder
 
 from saltflat.errors import AccountingError, BudgetError, CopyError, LedgerError, SettingError
-from saltflat.privacy.record import durable, format
+from saltflat.privacy.record import durable, format, single
 from saltflat.privacy.record import ledger as module
 from saltflat.privacy.record.history import Budget, epsilon_of, read
 from saltflat.privacy.record.ledger import Ledger, Run
@@ -385,6 +385,19 @@ def test_what_counts_steps_is_neither_copied_nor_pickled(
             assert "\n" not in str(caught.value)
 
 
+def test_mutant_a_run_that_can_be_copied_takes_steps_that_are_not_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single.Single, "__reduce_ex__", object.__reduce_ex__)
+    with open_ledger(tmp_path / "a.ledger") as ledger:
+        run = ledger.run("one", block=64)
+        run.step(*COST)
+        for each in (run, copy.copy(run)):
+            for _ in range(63):
+                each.step(*COST)
+        assert charged(ledger.path) == 64 < 1 + 2 * 63
+
+
 def in_threads(work: Callable[[], None], count: int = 8) -> list[BaseException]:
     """Do ``work`` in several threads that start together; what they raised."""
     start, raised = threading.Barrier(count), []
@@ -501,6 +514,15 @@ def test_files_that_change_under_the_writer_are_noticed_at_the_next_block(
     with pytest.raises(LedgerError, match="not open"):
         run.step(*COST)
     ledger.close()  # nothing more to say
+
+
+@pytest.mark.parametrize("hostile", ["ledger removed", "replaced by an older copy", "head removed"])
+def test_mutant_a_writer_that_trusts_what_it_holds_open_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: str
+) -> None:
+    monkeypatch.setattr(Ledger, "_check_files", lambda ledger, descriptor: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_files_that_change_under_the_writer_are_noticed_at_the_next_block(tmp_path, hostile, "step")
 
 
 def test_steps_inside_a_block_touch_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,14 @@ def test_a_run_that_goes_on_by_another_path_states_all_that_is_on_record(
     assert kept.ledger.value.epsilon == pytest.approx(outcome.statement.epsilon)
 
 
+def test_mutant_a_run_known_by_its_path_is_caught(
+    go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("saltflat.runs.execute.identity_of", lambda folder: None)
+    with pytest.raises(LedgerError, match="was charged to the run"):  # its checkpoint tells
+        test_a_run_that_goes_on_by_another_path_states_all_that_is_on_record(go, tmp_path, "relative", False)
+
+
 def test_copies_that_share_a_ledger_count_both(go: Go, tmp_path: Path) -> None:
     """One run that went two ways: whoever has both models has seen all of it."""
     one, two, ledger = tmp_path / "one", tmp_path / "two", tmp_path / "all.ledger"

@@ -215,6 +215,8 @@ def most(planned: Mapping[Cost, int], charged: Mapping[Cost, int]) -> dict[Cost,
     *Guarantee*: results can only move a step to a place with more noise, so on no path are there more steps with at
     most some noise than planned. Those on record beyond that ran again after a crash; where, results may have
     decided, so each counts as the dearest. At every Renyi order this is at least what was planned and what was charged.
+    What ran again is not seen where results also made the run shorter than planned (a last phase that ends early, a
+    phase of two samples that hands over to one of one): there the order of the budget holds, which adds up every step.
 
     >>> most({(0.1, 2.0): 30, (0.1, 4.0): 10}, {(0.1, 2.0): 5, (0.1, 4.0): 38})
     {(0.1, 2.0): 33, (0.1, 4.0): 10}
