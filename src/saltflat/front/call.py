@@ -101,7 +101,7 @@ def fit(
     or removed, under Poisson sampling. The noise is calibrated and the statement worked out before an example is
     looked at. Inputs must not be scaled by statistics of the data.
     Steps that run again after a crash cost more than that. So checkpoints need a ledger's run as the meter, of the
-    same name each time, and the statement then counts every step on record under this name.
+    same name or identity each time, and the statement then counts every step on record for this run.
 
     >>> import torch, saltflat as sf
     >>> x, y = torch.randn(300, 5), torch.randint(2, (300,))

@@ -14,6 +14,7 @@ from saltflat.recipes import toml
 from saltflat.recipes.documents import settings, strange
 from saltflat.report.found import Found, found, read_object, text
 from saltflat.report.shapes import Shapes, read_shapes
+from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import MARKS, Folder, Reading, head_of, number, readings
 
 
@@ -161,9 +162,12 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
         history = read(path)
     except LedgerError as error:
         return Found(None, " ".join(str(error).split()))
-    if only is not None and not (mine := _mine(history, only)):
+    try:
+        numbers = None if only is None else _mine(history, only)
+    except DataError as error:
+        return Found(None, str(error))
+    if numbers == []:
         return Found(None, f"{path.name} has no run that was kept in {only}")
-    numbers = None if only is None else mine
     delta = delta or (history.budget.delta if history.budget else None)
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
@@ -174,7 +178,10 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
 
 
 def _mine(history: History, folder: Path) -> list[int]:
-    """The line numbers of the runs in a shared ledger that name this folder."""
+    """The line numbers of the run in a shared ledger that is kept in this folder: by its identity, or by its path."""
+    identity = identity_of(folder)
+    if identity is not None:
+        return history.identified(identity)
     names = {str(folder), str(folder.resolve())}
     return [
         entry.number
