@@ -24,6 +24,7 @@ from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.look import Look
 from saltflat.report.shapes import Array, Gradients
+from saltflat.runs.layout import number
 from saltflat.runs.measures import pairs
 
 if TYPE_CHECKING:
@@ -44,17 +45,22 @@ def spectra(runs: Sequence[Kept]) -> Picture | None:
         Series(place, name, grid, np.where(density > floor, density, np.nan))
         for place, name, grid, density in there
     ]
-    words = "; ".join(
-        f"{s.name}: eigenvalues from {tick(low)} to {tick(high)}"
-        for s in series
-        for low, high in [finite_range(s.x[np.isfinite(s.y)])]
-    )
+    words = "; ".join(_reach_in_words(runs[s.place], s) for s in series)
     return Picture(
         "spectrum",
         "Spectral density of the Hessian",
         words,
         lambda look: chart(look, series, x=Axis(label="eigenvalue"), y=Axis(label="density", log=True)),
     )
+
+
+def _reach_in_words(run: Kept, series: Series) -> str:
+    """The largest eigenvalue as it was measured; the density is smoothed, and reaches further than any eigenvalue."""
+    largest = number((run.shapes.measures.value or {}).get("lambda_max"))
+    if largest is not None:
+        return f"{series.name}: largest eigenvalue {rounded(largest, 4)}"
+    low, high = finite_range(series.x[np.isfinite(series.y)])
+    return f"{series.name}: range of the smoothed density {rounded(low)} to {rounded(high)}"
 
 
 def _peaks(grid: Array, density: Array) -> tuple[Array, Array]:
