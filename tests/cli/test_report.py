@@ -66,6 +66,13 @@ def test_what_to_know_is_said_on_the_way(saltflat: Call, tmp_path: Path) -> None
     assert lines[4].endswith("report.html")
 
 
+def test_an_end_without_a_number_is_said_on_the_way(saltflat: Call, tmp_path: Path) -> None:
+    with (write_run(tmp_path / "one") / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 44, "accuracy": NaN}\n')
+    _, out, _ = saltflat(tmp_path / "one")
+    assert out.splitlines()[0] == "one: test accuracy not a number at the end (step 44)"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -231,6 +231,17 @@ def test_the_same_folders_give_the_same_bytes(tmp_path: Path) -> None:
     assert page(gather([path])) == page(gather([path]))
 
 
+def test_a_run_that_ended_at_no_number_shows_no_older_figure(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 44, "epoch": 11.0, "accuracy": NaN}\n')
+    found = one_page(path)
+    assert "onenot a number at the end (step 44)1.026" in found.sections["summary"]
+    for section in ("summary", "accuracy"):
+        assert "88.6" not in found.sections[section]
+    assert "then not a number" in found.sections["training"]
+
+
 def test_readings_on_the_way_are_drawn_once(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one")
     before = page(gather([path]))

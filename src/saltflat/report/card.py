@@ -90,7 +90,7 @@ def _task(data: str) -> str:
 def _first_words(run: Kept) -> str:
     said = f"A {run.setting('model') or 'network'} for {run.setting('data') or 'data that is not named'}, trained with "
     said += f"{run.setting('method') or 'a method that is not named'} by saltflat."
-    right = "" if run.accuracy is None else f" Test accuracy: {words.accuracy(run)}."
+    right = "" if run.last is None else f" Test accuracy: {words.accuracy(run)}."
     if run.spent.stamp:
         return (
             _plain(f"{said}{right}")

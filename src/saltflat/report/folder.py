@@ -70,9 +70,8 @@ class Kept:
 
     @property
     def accuracy(self) -> float | None:
-        """The test accuracy of the last reading that has one."""
-        taken = [each.accuracy for each in self.readings.value or () if each.accuracy is not None]
-        return taken[-1] if taken else None
+        """The test accuracy of the last reading; None if that is no number, whatever was read before it."""
+        return self.last.accuracy if self.last else None
 
     def setting(self, name: str) -> str:
         """A setting of the recipe in words, or nothing."""
