@@ -75,7 +75,7 @@ def test_two_runs_side_by_side(
         "weight norm",
         "Hessian trace",
         "SAM gap",
-        "steps of noise: 1000",
+        "last phase's steps of noise: 1000",
         "one",
         "two",
         "public",

@@ -128,6 +128,19 @@ def test_a_spectrums_caption_gives_no_tail_for_an_eigenvalue(tmp_path: Path) -> 
     assert "eigenvalue" not in picture.words
 
 
+def test_noise_that_momentum_was_left_out_of_is_said_to_be(tmp_path: Path) -> None:
+    path = write_landscape(write_run(tmp_path / "one"))
+    picture = spread.noise_tolerance(gather([path]))
+    assert picture is not None
+    assert "last phase" in picture.title
+    assert picture.words.endswith("after 100 steps (momentum left out: measure anew)")
+    file = path / "landscape" / "measures.json"
+    file.write_text(file.read_text().replace('"loss"', '"noise_momentum": 0.9, "loss"', 1))
+    picture = spread.noise_tolerance(gather([path]))
+    assert picture is not None
+    assert picture.words.endswith("(momentum 0.9)")
+
+
 def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SettingError, match=r"pip install 'saltflat\[report\]'"):

@@ -72,7 +72,7 @@ def _peaks(grid: Array, density: Array) -> tuple[Array, Array]:
 
 
 def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
-    """By how much the loss rises after so many steps' worth of DP noise."""
+    """By how much the loss rises after so many steps' worth of DP noise, as the last phase adds it."""
     series = []
     for place, run in enumerate(runs):
         taken = pairs((run.shapes.measures.value or {}).get("noise_tolerance"))
@@ -81,15 +81,24 @@ def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
     if not series:
         return None
     log = spans_decades(all_of(series, lambda each: each.x))
-    words = "; ".join(f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps" for s in series)
+    words = "; ".join(
+        f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps ({_momentum(runs[s.place])})"
+        for s in series
+    )
     return Picture(
         "noise-tolerance",
-        "Loss after steps of noise alone",
+        "Loss after steps of the last phase's noise alone",
         words,
         lambda look: chart(
             look, series, x=Axis(label="steps of noise", log=log), y=Axis(label="rise of the loss")
         ),
     )
+
+
+def _momentum(run: Kept) -> str:
+    """What handed the noise on; files of earlier versions left momentum out, and must not be read as if it were in."""
+    momentum = number((run.shapes.measures.value or {}).get("noise_momentum"))
+    return "momentum left out: measure anew" if momentum is None else f"momentum {momentum:g}"
 
 
 def gradient_norms(runs: Sequence[Kept]) -> Picture | None:

@@ -113,10 +113,11 @@ _IN_ORDER = (  # in the order in which they are measured
     ),
     Part(
         "noise",
-        "rise of the loss under the noise of 1 to 1000 private steps",
+        "rise of the loss under the noise of 1 to 1000 steps of the last phase, with its momentum",
         (
-            Entry("noise_tolerance", "loss rise, steps of noise: {}"),
-            Entry("noise_std", "noise of one step", detail=True),
+            Entry("noise_tolerance", "loss rise, last phase's steps of noise: {}"),
+            Entry("noise_std", "noise of one step of the last phase, before momentum", detail=True),
+            Entry("noise_momentum", "momentum that hands the noise on", detail=True),
         ),
         passes=lambda effort: 44,
     ),
@@ -185,7 +186,7 @@ def rows(found: Sequence[Mapping[str, Any]], *, details: bool = False) -> list[R
     With ``details`` also how they were taken, and at the end whatever this version does not know, under its own name.
 
     >>> [row.label for row in rows([{"loss": 0.5, "noise_tolerance": [[1, 0.1], [10, 0.2]]}, {"accuracy": 0.9}])]
-    ['accuracy', 'loss', 'loss rise, steps of noise: 1', 'loss rise, steps of noise: 10']
+    ['accuracy', 'loss', "loss rise, last phase's steps of noise: 1", "loss rise, last phase's steps of noise: 10"]
     """
     shown = [entry for entry in entries() if details or not entry.detail]
     if details:

@@ -187,16 +187,23 @@ def gaps(view: View) -> dict[str, Any]:
 
 
 def noise(view: View) -> dict[str, Any]:
-    std = noise_of_a_step(view.subject.recipe)
-    if std is None:
+    """What the last phase's noise does: the noise of its last step, handed on by its momentum."""
+    recipe = view.subject.recipe
+    std, optimizer = noise_of_a_step(recipe), recipe.phase[-1].optimizer
+    if std is None or not isinstance(optimizer, SGD):
         view.notes.append("noise: an Adam step scales its noise weight by weight, so it has no one size")
         return {}
-    found = land.noise_tolerance(view.objective, view.params, std=std, seed=view.settings.seed)
-    return {"noise_std": std, "noise_tolerance": found}
+    found = land.noise_tolerance(
+        view.objective, view.params, std=std, momentum=optimizer.momentum, seed=view.settings.seed
+    )
+    return {"noise_std": std, "noise_momentum": optimizer.momentum, "noise_tolerance": found}
 
 
 def noise_of_a_step(recipe: Recipe) -> float | None:
-    """lr sigma C / expected units: what one step of the last phase leaves on each weight; None for Adam."""
+    """lr sigma C / expected units: what the last step of the last phase leaves on each weight at once; None for Adam.
+
+    What momentum makes of it later is not in it: see `saltflat.landscape.noise_growth`.
+    """
     optimizer = recipe.phase[-1].optimizer
     if not isinstance(optimizer, SGD):
         return None
