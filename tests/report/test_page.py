@@ -198,6 +198,13 @@ def test_measures_that_cannot_be_compared(tmp_path: Path) -> None:
     assert "These measures are not comparable: they differ in examples' hash, precision." in words
 
 
+def test_a_hint_names_the_settings_that_fit_what_is_there(tmp_path: Path) -> None:
+    path = without_pictures(write_landscape(write_run(tmp_path / "one")))
+    words = one_page(path).sections
+    assert "saltflat landscape --only line,surface --examples 360 --float64 " in words["landscapes"]
+    assert "saltflat landscape --only spectrum --examples 360 --float64 " in words["spectra"]
+
+
 def test_a_run_of_another_version(tmp_path: Path) -> None:
     path = without_pictures(write_landscape(write_run(tmp_path / "one")))
     (path / "recipe.toml").write_text('colour = "<b>blue</b>"\n')

@@ -17,7 +17,7 @@ from saltflat.report.found import Found
 from saltflat.report.html import Html, items, join, table, tag
 from saltflat.report.shapes import file_of
 from saltflat.runs.layout import LANDSCAPE, LEDGER, METRICS, RECIPE, STATEMENT, number
-from saltflat.runs.measures import differing, rows
+from saltflat.runs.measures import differing, flags, rows
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,13 @@ def _landscapes(runs: Sequence[Kept]) -> Section:
             _troubles(runs, lambda r: r.shapes.interpolation),
         ]
         if not between:
-            parts.append(_absent(runs, f"interpolation ({_file('interpolation')})", _MEASURE))
+            parts.append(
+                _absent(
+                    runs,
+                    f"interpolation ({_file('interpolation')})",
+                    _measure_command(runs[0], ["interpolation"]),
+                )
+            )
     return Section("landscapes", "Landscapes", join(parts))
 
 
@@ -394,16 +400,26 @@ def _caption(words_: str) -> str | None:
 
 def _lacking(runs: Sequence[Kept], *parts: str) -> Html:
     """What is damaged, and what is missing with the command that makes it: one sentence for runs that lack the same."""
-    lacking: dict[tuple[str, ...], list[Kept]] = {}
+    lacking: dict[tuple[str, str], list[Kept]] = {}
     for run in runs:
-        files = tuple(_file(part) for part in parts if getattr(run.shapes, part).missing)
-        lacking.setdefault(files, []).append(run)
+        missing = [part for part in parts if getattr(run.shapes, part).missing]
+        if missing:
+            files = " and no ".join(map(_file, missing))
+            lacking.setdefault((files, _measure_command(run, missing)), []).append(run)
     return join(
         (
             *(_troubles(runs, partial(_shape, part)) for part in parts),
-            *(_absent(them, " and no ".join(files), _MEASURE) for files, them in lacking.items() if files),
+            *(_absent(them, files, command) for (files, command), them in lacking.items()),
         )
     )
+
+
+def _measure_command(run: Kept, missing: Sequence[str]) -> str:
+    """What measures the missing parts in the way in which the others were, and leaves those alone."""
+    there = run.shapes.measures.value
+    if there is None:
+        return _MEASURE
+    return " ".join((_MEASURE, "--only", ",".join(missing), *flags(there)))
 
 
 def _file(part: str) -> str:

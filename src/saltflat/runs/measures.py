@@ -209,6 +209,32 @@ def _rows(entry: Entry, found: Sequence[Mapping[str, Any]]) -> list[Row]:
     ]
 
 
+SETTINGS = ("split", "examples", "seed", "precision")
+"""The entries that say how all parts were measured: parts that differ in one of them do not belong into one folder."""
+
+_USUAL = {"examples": 2000, "seed": 0, "sam_radius": 0.05, "average_radius": 1.0}
+_FLAGS = {
+    "examples": "--examples",
+    "seed": "--seed",
+    "sam_radius": "--radius",
+    "average_radius": "--distance",
+}
+
+
+def flags(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to add to ``saltflat landscape RUN`` to measure in the way in which ``found`` was.
+
+    >>> flags({"split": "test", "examples": 60, "seed": 0, "precision": "float64"})
+    ('--examples', '60', '--float64')
+    """
+    given = {key: number(found.get(key)) for key in _FLAGS}
+    own = {_FLAGS[key]: v for key, v in given.items() if v is not None and v != _USUAL[key]}
+    words = [word for flag, value in own.items() for word in (flag, f"{value:.12g}")]
+    words += ["--float64"] if found.get("precision") == "float64" else []
+    words += ["--train", "--private-stays-here"] if found.get("split") == "train" else []
+    return tuple(words)
+
+
 def pairs(value: object) -> list[tuple[float, float]]:
     """The (steps, value) pairs of a list that are pairs of numbers.
 
