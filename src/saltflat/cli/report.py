@@ -80,7 +80,7 @@ def make(
         raise SettingError(
             f"--ledger {ledger} is no file; leave it out if the runs have ledgers of their own"
         )
-    found = gather(runs, shared=ledger)
+    found = gather(runs, shared=ledger, beside=out.absolute().parent)
     check_place(out, GENERATOR, "--out")
     if card is not None:
         check_place(card, MARK, "--card")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from saltflat.privacy.limits import rounded_up
 from saltflat.report import spread, terrain, training, words
 from saltflat.report.chart import rounded, tick
 from saltflat.report.draw import Picture, inline
-from saltflat.report.folder import Book, Kept, in_words
+from saltflat.report.folder import Book, Kept, in_words, short_names
 from saltflat.report.found import Found
 from saltflat.report.html import Html, items, join, table, tag
 from saltflat.report.shapes import file_of
@@ -312,21 +312,20 @@ def _ledgers(runs: Sequence[Kept]) -> Section:
     for run in runs:
         parts.append(tag("h3", run.name))
         if run.ledger.value is not None:
-            parts += _ledger(run.name, run.ledger.value)
+            parts += _ledger(run.name, run.ledger.value, runs)
         if run.ledger.trouble:
             parts.append(alert("Damaged or unusable.", f"{run.ledger.trouble}."))
         if run.ledger.missing:
             hint = "If it was charged to a shared ledger, name that: "
-            command = tag("code", f"saltflat report --ledger FILE {shlex.quote(str(run.path))}")
-            parts.append(_note(f"No {LEDGER} in {run.path}. {hint}", command))
+            command = tag("code", f"saltflat report --ledger FILE {shlex.quote(run.near)}")
+            parts.append(_note(f"No {LEDGER} in {run.name}. {hint}", command))
     return Section("ledger", "Ledger", join(parts))
 
 
-def _ledger(name: str, book: Book) -> list[Html | None]:
+def _ledger(name: str, book: Book, runs: Sequence[Kept]) -> list[Html | None]:
     history = book.history
-    rows = [
-        row for entry in history.entries if entry.kind == "run" for row in _ledger_rows(book, entry.number)
-    ]
+    names = short_names((str(entry.body["name"]) for entry in history.began()), runs)
+    rows = [row for entry in history.began() for row in _ledger_rows(book, entry.number, names)]
     total = words.UNKNOWN if book.epsilon is None else rounded_up(book.epsilon, 4)
     parts: list[Html | None] = [
         tag(
@@ -346,13 +345,13 @@ def _ledger(name: str, book: Book) -> list[Html | None]:
     return parts
 
 
-def _ledger_rows(book: Book, run: int) -> list[list[str]]:
+def _ledger_rows(book: Book, run: int, names: Mapping[str, str]) -> list[list[str]]:
     """What one start of a run was charged, a row for each cost."""
     entries = book.history.entries
     body = entries[run].body
     charges = [e for e in entries if e.kind == "charge" and e.body["run"] == run]
     first = [
-        str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""),
+        names[str(body["name"])] + (f" ({body['stamp']})" if body["stamp"] else ""),
         str(body["time"]).replace("T", " "),
     ]
     costs = book.history.steps([run])
@@ -448,7 +447,7 @@ def _absent(runs: Sequence[Kept], what: str, command: str) -> Html | None:
 
 
 def _command(command: str, *runs: Kept) -> Html:
-    return tag("code", f"{command} {' '.join(shlex.quote(str(run.path)) for run in runs)}")
+    return tag("code", f"{command} {' '.join(shlex.quote(run.near) for run in runs)}")
 
 
 def _note(*inside: str) -> Html:
