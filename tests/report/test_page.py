@@ -126,7 +126,7 @@ def test_every_fact_beside_an_epsilon(full: Outline) -> None:
     assert "empty folder" in summary
     assert "not finished: last reading at step 20" in summary
     assert f"saltflat train --resume --out {full_path(full, LONG)}" in summary
-    assert "Releasing several of these runs costs more than each" in full.words
+    assert "Several runs cost more than each: DP-SAT, _DP-SGD, " in full.words
 
 
 def full_path(full: Outline, name: str) -> str:

@@ -19,12 +19,16 @@ from saltflat.runs.layout import MARKS, Folder, Reading, head_of, number, readin
 
 @dataclass(frozen=True)
 class Book:
-    """A verified ledger, and the epsilon that it has on record at ``delta``; None if no bound could be computed."""
+    """A verified ledger, and the epsilon that it has on record at ``delta``; None if no bound could be computed.
+
+    ``runs`` are the lines at which this folder's run began in a shared ledger; None: all runs in it are meant.
+    """
 
     history: History
     delta: float
     epsilon: float | None
     gone: float | None  # how much of the budget, from 0 to 1
+    runs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,14 +181,16 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
         return Found(None, " ".join(without_folder(str(error), path).split()))
     if only is not None and not (mine := _mine(history, only)):
         return Found(None, f"{path.name} has no run that was kept in {only.resolve().name}")
-    numbers = None if only is None else mine
+    numbers = None if only is None else tuple(mine)
     delta = delta or (history.budget.delta if history.budget else None)
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
     try:
-        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone()))
+        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone(), numbers))
     except SaltflatError as error:
-        return Found(Book(history, delta, None, None), f"{path.name}: {' '.join(str(error).split())}")
+        return Found(
+            Book(history, delta, None, None, numbers), f"{path.name}: {' '.join(str(error).split())}"
+        )
 
 
 def _mine(history: History, folder: Path) -> list[int]:

@@ -15,6 +15,7 @@ from saltflat.report.draw import Picture, inline
 from saltflat.report.folder import Book, Kept, in_words, short_names
 from saltflat.report.found import Found
 from saltflat.report.html import Html, items, join, table, tag
+from saltflat.report.joint import joint
 from saltflat.report.shapes import file_of
 from saltflat.runs.layout import LANDSCAPE, LEDGER, METRICS, RECIPE, STATEMENT, number
 from saltflat.runs.measures import differing, flags, rows
@@ -60,9 +61,9 @@ def _summary(runs: Sequence[Kept]) -> Section:
     sources = items(f"{run.name}: epsilon is {run.spent.source}" for run in runs if not run.empty)
     notes = tag("details", tag("summary", "Where each epsilon comes from"), sources)
     there = [_incomplete(run) for run in runs if run.empty or not run.finished]
-    return Section(
-        "summary", "Summary", join((table(head, rows, caption="The runs and what they cost"), notes, *there))
-    )
+    together = [tag("p", each.as_text()) for each in joint(runs)]
+    costs = table(head, rows, caption="The runs and what each costs by itself")
+    return Section("summary", "Summary", join((*together, costs, notes, *there)))
 
 
 def _incomplete(run: Kept) -> Html:
