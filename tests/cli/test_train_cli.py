@@ -64,6 +64,7 @@ def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
     assert "phase 0: 450 steps of SAT(radius=0.03" in done.stdout
     assert "phase 1: 750 steps of DPSGD()" in done.stdout
     assert "epsilon 2.9" in done.stdout
+    assert "Warning: delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 

@@ -193,6 +193,9 @@ def _method(recipe: Recipe) -> str:
 
 
 def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
+    """What will run and what it costs; a warning that comes after the budget is spent would help nobody."""
+    from saltflat.privacy.record.statement import Declared, delta_warnings
+
     spent = f"epsilon {rounded_up(plan.epsilon(recipe.delta), 4)} at delta {recipe.delta:g}"
     if recipe.epsilon is not None:
         spent += f" (at most {recipe.epsilon:g} with {recipe.spare} spare steps)"
@@ -207,6 +210,7 @@ def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
         f"{spent}; unit: one example; adjacency: add or remove one",
         f"sampling: Poisson, {plan.expected_units:g} of {plan.size:,} examples expected in a step; "
         f"{plan.steps * plan.expected_units * recipe.views:,.0f} gradients in all",
+        *(f"Warning: {each}" for each in delta_warnings(Declared(delta=recipe.delta, size=plan.size))),
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 

@@ -28,7 +28,12 @@ def delta(spent: Spent) -> str:
 
 
 def accuracy(run: Kept) -> str:
-    return NOTHING if run.accuracy is None else f"{run.accuracy:.2%}".replace("%", " %")
+    """The run's result: what the last reading says, and never an older figure."""
+    if run.last is None:
+        return NOTHING
+    if run.accuracy is None:
+        return f"not a number at the {'end' if run.finished else 'last reading'} (step {run.last.step})"
+    return f"{run.accuracy:.2%}".replace("%", " %")
 
 
 def unit(run: Kept) -> str:

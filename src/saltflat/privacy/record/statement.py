@@ -18,7 +18,14 @@ from saltflat.privacy.accounting.events import (
     describe_sampling,
 )
 from saltflat.privacy.accounting.selection import NOT_SELECTED, describe_selection
-from saltflat.privacy.limits import SEEDED, checked_count, checked_delta, checked_epsilon, rounded_up
+from saltflat.privacy.limits import (
+    SEEDED,
+    checked_count,
+    checked_delta,
+    checked_epsilon,
+    rounded_down,
+    rounded_up,
+)
 
 NOT_COVERED = (
     "metrics, losses and logs computed on the private data",
@@ -140,7 +147,7 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
     *Guarantee*: sampling, adjacency and epsilon come from the event, not from what anyone typed in; a delta
     that would permit publishing a random unit is refused.
     """
-    warnings = _delta_warnings(declared)
+    warnings = delta_warnings(declared)
     found = bounds.bound(event, declared.delta, adjacency=adjacency)
     advantage = membership_advantage(found.epsilon, found.delta)
     return Statement(
@@ -210,19 +217,24 @@ def posterior_bound(epsilon: float, delta: float, *, prior: float, false_positiv
     return found / accused if accused > 0 else 1.0
 
 
-def _delta_warnings(declared: Declared) -> tuple[str, ...]:
+def delta_warnings(declared: Declared) -> tuple[str, ...]:
+    """What must be said about a delta of this size, or a refusal; nothing of it depends on how a run goes.
+
+    >>> delta_warnings(Declared(delta=1e-5, size=60_000))
+    ('delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised',)
+    """
     delta, size = declared.delta, declared.size
     if delta * size > 1 + 1e-9 and not declared.reproduce:
         raise PrivacyError(
             f"delta {delta:g} is above 1/{size}: it would permit publishing one {declared.unit} at random; "
-            f"take at most {0.1 / size:.1g}, or say reproduce=True to repeat a published setting"
+            f"take at most {rounded_down(0.1 / size)}, or say reproduce=True to repeat a published setting"
         )
     if delta * size > 1 + 1e-9:
         return (
             f"delta {delta:g} is above 1/{size}: one {declared.unit} at random could be published outright",
         )
     if delta * size > 0.1 + 1e-9:
-        return (f"delta {delta:g} is above 1/(10 x {size}); {0.1 / size:.1g} or less is advised",)
+        return (f"delta {delta:g} is above 1/(10 x {size}); {rounded_down(0.1 / size)} or less is advised",)
     return ()
 
 
