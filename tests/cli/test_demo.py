@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from saltflat.cli import demo, main
+from saltflat.privacy.limits import rounded_up
 from saltflat.privacy.record import durable
 from saltflat.privacy.record.checkpoint import load
 from saltflat.privacy.record.history import read
@@ -108,7 +109,7 @@ def test_runs_are_charged_and_kept(short, tmp_path: Path) -> None:
     history = read(tmp_path / "a.ledger")
     runs = [(Path(run.name).name, sum(run.steps.values())) for run in history.runs()]
     assert runs == [("DP-SAT", 3), ("DP-SGD", 3)]
-    assert f"epsilon {history.epsilon(1e-5):.3f} for all runs so far" in " ".join(out.split())
+    assert f"epsilon {rounded_up(history.epsilon(1e-5), 4)} for all runs so far" in " ".join(out.split())
     assert {load(tmp_path / "kept" / name / "checkpoints").meta["step"] for name in ("DP-SAT", "DP-SGD")} == {
         3
     }

@@ -75,7 +75,7 @@ def test_two_runs_side_by_side(
         "weight norm",
         "Hessian trace",
         "SAM gap",
-        "steps of noise: 1000",
+        "last phase's steps of noise: 1000",
         "one",
         "two",
         "public",
@@ -125,7 +125,7 @@ def test_two_runs_side_by_side(
     assert gradients["clip_norm"] == 0.1
 
 
-def test_parts_are_added_and_other_settings_start_afresh(
+def test_parts_are_added_and_other_settings_are_refused_or_start_afresh(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = runs / "one"
@@ -135,7 +135,17 @@ def test_parts_are_added_and_other_settings_start_afresh(
     assert (run / "landscape" / "line.npz").exists()
     assert landscape(capsys, run, *SMALL, "--only", "gaps")[0] == 0
     assert measures(run) == first  # the same seed, the same numbers
-    assert landscape(capsys, run, *SMALL, "--only", "noise", "--seed", "1")[0] == 0
+    other = [*SMALL, "--only", "noise", "--seed", "1", "--examples", "50", "--float64"]
+    code, _, errors = landscape(capsys, run, *other)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert (
+        "with examples 60, seed 0, precision float32, not with examples 50, seed 1, precision float64"
+        in errors
+    )
+    assert "; give --examples 60 to add to it, or --replace to drop it and measure anew" in errors
+    assert measures(run) == first
+    assert (run / "landscape" / "line.npz").exists()
+    assert landscape(capsys, run, *SMALL, "--only", "noise", "--seed", "1", "--replace")[0] == 0
     assert not (run / "landscape" / "line.npz").exists()  # of another seed: it would not belong
     assert "sam_gap" not in measures(run)
 
@@ -160,7 +170,12 @@ def test_private_examples_need_a_declaration_and_leave_a_mark(
     gradients = json.loads((run / "landscape" / "gradients.json").read_text())
     assert gradients["status"] == "private: keep this file"
     assert {"private_norm", "public_norm", "cosine"} <= gradients.keys()
-    assert landscape(capsys, run, *SMALL, "--only", "gaps")[0] == 0
+    _, _, errors = landscape(capsys, run, *SMALL, "--only", "gaps")
+    assert (
+        "with split train, not with split test; give --examples 60 --train --private-stays-here to add"
+        in errors
+    )
+    assert landscape(capsys, run, *SMALL, "--only", "gaps", "--replace")[0] == 0
     assert {file.name for file in (run / "landscape").iterdir()} == {
         "measures.json"
     }  # nothing private is left

@@ -64,6 +64,7 @@ def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
     assert "phase 0: 450 steps of SAT(radius=0.03" in done.stdout
     assert "phase 1: 750 steps of DPSGD()" in done.stdout
     assert "epsilon 2.9" in done.stdout
+    assert "Warning: delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -153,6 +154,7 @@ def test_another_recipe_does_not_go_on(tmp_path: Path) -> None:
         (["no-such-recipe"], "give a TOML file or one of"),
         (["--epochz", "3"], "No such option"),
         (["--set", "phase.0.method.SAT.raduis=3"], "--set: phase.0.method.SAT.raduis: SAT has no such setting"),
+        (["--set", "phase.0.method.SAT.radius=-1"], "--set: phase.0.method.SAT: the radius of the climb must be"),
         (["--set", "phase.0.method.SAT.radius"], "has no value"),
         (["--set", "a b=3"], "--set a b=3: it is no TOML"),
         (["--set", "=3"], "--set =3"),

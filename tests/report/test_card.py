@@ -91,6 +91,15 @@ def test_a_seeded_run_has_no_guarantee(tmp_path: Path) -> None:
     assert "| epsilon | NOT PRIVATE: seeded |" in text
 
 
+def test_a_run_that_ended_at_no_number_has_no_result(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 44, "accuracy": NaN}\n')
+    text = card(gather([path]))
+    assert "model-index" not in front(text)
+    assert "Test accuracy: not a number at the end (step 44)." in text
+
+
 def test_names_stay_text(tmp_path: Path) -> None:
     path = write_run(tmp_path / (EVIL.replace("/", "\N{FRACTION SLASH}") + "|*x*"))
     text = card(gather([path]))

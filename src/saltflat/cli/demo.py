@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.errors import SettingError
+from saltflat.privacy.limits import rounded_up
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,9 @@ def demo(
         _say(outcomes, plans["DP-SAT"], console)
         if ledger is not None:
             spent = read(ledger).epsilon(delta)
-            console.print(f"on record in {ledger}: epsilon {spent:.3f} for all runs so far", soft_wrap=True)
+            console.print(
+                f"on record in {ledger}: epsilon {rounded_up(spent, 4)} for all runs so far", soft_wrap=True
+            )
         _page(out, ledger, console)
 
 
@@ -135,11 +138,11 @@ def _say(outcomes: dict[str, Outcome], plan: Plan, console: Console) -> None:
         "method", "test accuracy", "epsilon", title="Digits, 1,437 private images", title_justify="left"
     )
     for name, outcome in outcomes.items():
-        table.add_row(name, f"{outcome.accuracy:.1%}", f"{outcome.statement.epsilon:.3f}")
+        table.add_row(name, f"{outcome.accuracy:.1%}", rounded_up(outcome.statement.epsilon, 4))
     console.print(table)
     (phase,), statement = plan.phases, outcomes["DP-SAT"].statement
     console.print(
-        f"epsilon {statement.epsilon:.3f} at delta {statement.delta:g}, for each run by itself\n"
+        f"epsilon {rounded_up(statement.epsilon, 4)} at delta {statement.delta:g}, for each run by itself\n"
         f"unit: one {statement.unit}; adjacency: {statement.adjacency}\n"
         f"sampling: {statement.sampling}\n"
         f"plan: {plan.steps} steps, noise multiplier {phase.noise_multiplier:.3f}, clip norm {phase.clip_norm:g}\n"

@@ -15,6 +15,7 @@ import typer
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
 from saltflat.cli.settings import FLAGS, Flag, changes
 from saltflat.errors import SettingError
+from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents
 from saltflat.recipes.toml import dotted
 from saltflat.recipes.wrong import shown
@@ -170,9 +171,9 @@ def _chosen(
 def _document(recipe: str | None, folder: Folder, *, resume: bool) -> Document:
     from saltflat.recipes.recipe import current
 
-    if recipe is None and resume:
-        return current(documents.read(folder.recipe))
-    return current(documents.read(recipe or USUAL))
+    if recipe is not None:
+        return current(documents.read(recipe))
+    return current(documents.read(folder.recipe) if resume else documents.shipped(USUAL))
 
 
 def _brief(value: Any) -> str:
@@ -192,7 +193,10 @@ def _method(recipe: Recipe) -> str:
 
 
 def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
-    spent = f"epsilon {plan.epsilon(recipe.delta):.3f} at delta {recipe.delta:g}"
+    """What will run and what it costs; a warning that comes after the budget is spent would help nobody."""
+    from saltflat.privacy.record.statement import Declared, delta_warnings
+
+    spent = f"epsilon {rounded_up(plan.epsilon(recipe.delta), 4)} at delta {recipe.delta:g}"
     if recipe.epsilon is not None:
         spent += f" (at most {recipe.epsilon:g} with {recipe.spare} spare steps)"
     phases = [
@@ -206,6 +210,7 @@ def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
         f"{spent}; unit: one example; adjacency: add or remove one",
         f"sampling: Poisson, {plan.expected_units:g} of {plan.size:,} examples expected in a step; "
         f"{plan.steps * plan.expected_units * recipe.views:,.0f} gradients in all",
+        *(f"Warning: {each}" for each in delta_warnings(Declared(delta=recipe.delta, size=plan.size))),
     ]
     console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
@@ -236,7 +241,7 @@ class _Shown:
 
     def reading(self, reading: Reading) -> None:
         line = (
-            f"test {reading.accuracy:.2%}, epsilon {reading.epsilon:.3f}, "
+            f"test {reading.accuracy:.2%}, epsilon {rounded_up(reading.epsilon or 0.0, 4)}, "
             f"{reading.examples_per_second:,.0f} examples/s"
         )
         self.bar.update(self.task, last=line)
@@ -298,7 +303,7 @@ def _report(outcome: Outcome, folder: Folder, console: Console) -> None:
     console.print(f"test accuracy {outcome.accuracy:.2%}; kept in {folder.path}", highlight=False)
     console.print(outcome.statement.as_text(), highlight=False)
     console.print(
-        f"On record in the ledger: epsilon {outcome.on_record:.3f} at delta {outcome.statement.delta:g}, all "
-        "runs in it together.",
+        f"On record in the ledger: epsilon {rounded_up(outcome.on_record, 4)} at delta {outcome.statement.delta:g}, "
+        "all runs in it together.",
         highlight=False,
     )

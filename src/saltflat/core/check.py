@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
-from saltflat.errors import ModelError, PrivacyError
+from saltflat.errors import ModelError
 from saltflat.tree import Tree
 
 Take = Callable[[Indices], Batch]
@@ -362,16 +362,6 @@ def _check_connected(trial: Trial) -> None:
                 "switched off, a layer never called, a detached output); use it in forward, or freeze it with "
                 "requires_grad_(False)"
             )
-
-
-def check_stamps(noise: object, meter: object) -> None:
-    """Refuse noise that says it is not private together with a record that would call it so."""
-    stamp = getattr(noise, "stamp", "")
-    if stamp and getattr(meter, "stamp", stamp) != stamp:
-        raise PrivacyError(
-            f"the noise is {stamp}, and the ledger would not say so: open its run with private=False, or use "
-            "SecureNoise"
-        )
 
 
 def check_answer(answer: Tree, params: Tree) -> Tree:

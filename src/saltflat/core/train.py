@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from saltflat.core.check import check_stamps
 from saltflat.core.contribution import Contribution, Private
 from saltflat.core.plan import Plan
+from saltflat.core.record import check_record
 from saltflat.core.resume import Checkpoints, load, save
 from saltflat.core.sampling import Units
 from saltflat.core.step import (
@@ -80,10 +80,11 @@ def train(
 
     *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one
     ``contribution.unit``, added or removed, under Poisson sampling. Steps that run again after a crash cost
-    as much again, and the meter is charged for them.
+    as much again, and the meter is charged for them. A ledger's run that would say something else than what runs
+    (another unit, private noise) is refused, and so is a plan that results may change under a budget without order.
     """
     run = _Run(plan, safeguards or Safeguards(), running or Running())
-    check_stamps(run.safeguards.noise, run.safeguards.meter)
+    check_record(plan, contribution.unit, run.safeguards)
     first, run = run.opened(trainable(contribution.model))
     at = first
     with finish_first() as caught:

@@ -46,11 +46,16 @@ class Settings:
     clip_norm: float | Clip = 0.1
     plan: Plan | None = None
     optimizer: Optimizer = OPTIMIZER
+    size: int | None = None
 
     def __post_init__(self) -> None:
         _checked(checked_delta, self.delta)
         if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
+        if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
+            raise SettingError(
+                f"size is a public number of examples, at least as many as there are; got {self.size!r}"
+            )
         if self.plan is None:
             self._check_phase()
         else:
@@ -76,9 +81,19 @@ class Settings:
         if both:
             raise SettingError(f"the plan says what to run: give it, or {', '.join(both)}, not both")
 
-    def planned(self, size: int) -> Plan:
-        """The plan for ``size`` units, with its noise calibrated."""
-        plan = self.plan or self._one_phase(size)
+    @property
+    def counted(self) -> bool:
+        """Whether the plan will depend on how many units the data holds."""
+        return self.plan is None and self.size is None
+
+    def planned(self, count: int) -> Plan:
+        """The plan for the declared number of units, or else for ``count``, with its noise calibrated."""
+        declared = self.size or (self.plan.size if self.plan else count)
+        if count > declared:
+            raise SettingError(
+                f"the data holds more than the {declared} examples that were declared; set size to a public bound"
+            )
+        plan = self.plan or self._one_phase(declared)
         if self.epsilon is None:
             return plan
         return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
@@ -126,12 +141,18 @@ def given(
     return Private(contribution, units, units.count)
 
 
-def stated(plan: Plan, delta: float, unit: str, safeguards: Safeguards, running: Running) -> Statement:
+def stated(plan: Plan, settings: Settings, unit: str, safeguards: Safeguards, running: Running) -> Statement:
     """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run.
 
     Where a run is kept, it may go on after a crash, and then costs more than its plan: the ledger knows.
     """
-    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not safeguards.secret)
+    declared = Declared(
+        delta=settings.delta,
+        size=plan.size,
+        unit=unit,
+        seeded=not safeguards.secret,
+        counted=settings.counted,
+    )
     if running.checkpoints is None or declared.seeded:
         return state(plan.event(), declared)
     if not isinstance(safeguards.meter, Run):

@@ -5,6 +5,7 @@ from .accounting.bounds import epsilon as epsilon
 from .accounting.calibration import noise_for as noise_for
 from .accounting.events import compose as compose
 from .accounting.events import phase_event as phase_event
+from .limits import rounded_up as rounded_up
 
 # Sources of noise
 from .noise import DiscreteNoise as DiscreteNoise

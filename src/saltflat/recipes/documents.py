@@ -29,12 +29,13 @@ class Document:
     table: dict[str, Any]
     place: str = ""
     where: Mapping[Keys, str] = field(default_factory=dict)
+    asked: Mapping[Keys, str] = field(default_factory=dict)  # by flags, of what was changed
 
     @property
     def version(self) -> int:
         """The version that the recipe says it has; a flat list of settings that says none has the first."""
         given = self.table.get("version", 1)
-        if isinstance(given, bool) or given not in (1, VERSION):
+        if type(given) is not int or given not in (1, VERSION):
             raise self.located(
                 Wrong(("version",), f"this saltflat reads versions 1 and 2 of recipes; got {shown(given)}")
             )
@@ -49,13 +50,20 @@ class Document:
             except Wrong as error:
                 raise SettingError(f"{said}: {error}" if said else str(error)) from None
             kept = {way: place for way, place in document.where.items() if way[: len(keys)] != keys}
-            document = replace(document, table=table, where={**kept, keys: said})
+            asked = {**document.asked, keys: said}
+            document = replace(document, table=table, where={**kept, keys: said}, asked=asked)
         return document
 
     def located(self, error: Wrong) -> SettingError:
-        """The mistake in one line: where it was made, which entry it is, what is wrong."""
-        ways = (error.keys[:end] for end in range(len(error.keys), 0, -1))
-        place = next((self.where[way] for way in ways if way in self.where), self.place)
+        """The mistake in one line: where it was made, which entry it is, what is wrong.
+
+        A value that is refused as a whole is the flag's that changed something in it, if there is one.
+        """
+        length = len(error.keys)
+        inside = (said for keys, said in self.asked.items() if length and keys[:length] == error.keys)
+        ways = (error.keys[:end] for end in range(length, 0, -1))
+        around = (self.where[way] for way in ways if way in self.where)
+        place = next(inside, None) or next(around, self.place)
         return SettingError(f"{place}: {error}" if place else str(error))
 
 
@@ -98,7 +106,7 @@ def parse(text: str, place: str) -> Document:
 def read(path: str | Path) -> Document:
     """The recipe in a file, or the shipped one of this name."""
     file = Path(path)
-    if not file.exists() and str(path) in names():
+    if not file.is_file() and str(path) in names():  # a folder called digits is no recipe
         return shipped(str(path))
     try:
         with file.open("rb") as open_file:

@@ -25,6 +25,8 @@ from saltflat.recipes.values import Spot, made, settings_document
 from saltflat.recipes.wrong import Wrong
 from saltflat.schedules import Schedule
 
+_SCHEDULED = 10_000_000  # steps; a schedule of the noise is looked at for each of them
+_VIEWS = 1024  # of an example, which are in memory together
 _SEEDS = range(-(2**63), 2**64)  # what torch takes
 
 
@@ -61,6 +63,8 @@ class Stage:
 
     def phase(self, *, steps: int) -> Phase:
         """The phase of so many steps; its noise multiplier is 1 where calibration is to set it."""
+        if callable(self.noise_schedule) and steps > _SCHEDULED:
+            raise SettingError(f"noise_schedule serves at most {_SCHEDULED} steps; got {steps}")
         return Phase(
             method=self.method,
             steps=steps,
@@ -130,6 +134,8 @@ class Recipe:
             raise Wrong(("spare",), f"must be 0 or more; got {self.spare}")
         if self.views > 1 and not self.augment:
             raise Wrong(("views",), f"{self.views} views would all be the same: add augment = [...]")
+        if self.views > _VIEWS:
+            raise Wrong(("views",), f"must be at most {_VIEWS}; got {self.views}")
         if self.seed not in _SEEDS:
             raise Wrong(("seed",), f"must be a whole number of 64 bits; got {self.seed}")
 

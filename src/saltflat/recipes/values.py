@@ -27,6 +27,7 @@ from saltflat.recipes.networks import Network, networks
 from saltflat.recipes.toml import Keys
 from saltflat.recipes.wrong import Wrong, known_or, shown
 
+LARGEST = 3.4e38  # what weights and gradients are computed in ends there
 SIMPLE = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 # From a file
@@ -54,7 +55,7 @@ def value_of(given: Any, declared: Any, spot: Spot) -> Any:
     if option is None:
         raise spot.wrong(f"takes {described(declared)}; got {shown(given)}")
     if option is float:
-        return float(given)
+        return _number(given, spot)
     if option in SIMPLE or (option is Any and not isinstance(given, dict)):
         return given
     if form(option) is list:
@@ -67,6 +68,13 @@ def value_of(given: Any, declared: Any, spot: Spot) -> Any:
         (_, each) = get_args(option)
         return {name: value_of(value, each, spot.inside(name)) for name, value in given.items()}
     return _named(given, option, spot)
+
+
+def _number(given: float, spot: Spot) -> float:
+    number = float(given)
+    if LARGEST < abs(number) < math.inf:
+        raise spot.wrong(f"takes a number that single precision holds, up to {LARGEST:g}; got {number:g}")
+    return number
 
 
 def options(declared: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from saltflat.recipes.documents import parse
 from saltflat.recipes.recipe import from_document
 from saltflat.recipes.toml import loads
 
-PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text()
 NAMES = {
     name: getattr(group, name)
     for group in (clipping, data, methods, optimizers, schedules)
