@@ -30,7 +30,13 @@ ONLY = {
     "privacy": {"core.tree", "errors", "privacy"},
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.optim", "core.plan", "errors", "methods", "plans", "privacy.splits"},  # no door, no data
-    "report": {"errors", "privacy", "recipes.recipe", "report"},  # it reads files: no step, no torch
+    "report": {
+        "errors",
+        "privacy",
+        "recipes.recipe",
+        "report",
+        "runs.identity",
+    },  # it reads files: no step, no torch
     "front": {"core", "methods", "errors", "privacy", "front"},  # no readers, no clipping of its own
 }
 
