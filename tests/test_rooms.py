@@ -32,11 +32,7 @@ ONLY = {
     "methods": {"tree", "frames", "door", "errors", "methods"},
     "landscape": {"tree", "errors", "landscape"},
     "privacy": {"tree", "errors", "privacy"},
-    "privacy/accounting": {
-        "errors",
-        "privacy.limits",
-        "privacy.accounting",
-    },  # what steps cost, not who took them
+    "privacy/accounting": {"errors", "privacy.limits", "privacy.accounting"},  # not who took the steps
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
     "report": {
@@ -45,11 +41,13 @@ ONLY = {
         "recipes.documents",
         "recipes.toml",
         "report",
+        "runs.identity",
         "runs.layout",
         "runs.measures",
     },  # no torch
     "runs/layout.py": {"errors", "privacy.record"},
     "runs/measures.py": {"runs.layout"},
+    "runs/identity.py": {"errors", "privacy.record", "runs.layout"},
     "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},
 }
 
