@@ -171,11 +171,35 @@ def test_a_batch_norm_of_ones_own() -> None:
         train(own_norm(), CRITERION, narrow())
 
 
-def test_a_layer_that_changes_its_mode_after_the_check() -> None:
-    model = own_norm().eval()
+class Stateless(nn.Module):
+    """The same without a buffer: nothing but the gradients shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if self.training else x
+
+
+@pytest.mark.parametrize("layer", [OwnNorm, Stateless])
+def test_a_layer_that_wakes_up_after_the_check(layer: type) -> None:
+    """Quiet in eval mode when it was tried, and put into train mode by a callback: the very next step is looked at."""
+    model = nn.Sequential(layer(), plain()).eval()
     wake = lambda progress: model.train()
-    with pytest.raises(ModelError, match=r"was in eval mode when the model was checked"):
+    with pytest.raises(ModelError, match=r"mixes the batch|buffer"):
         train(model, CRITERION, narrow(), running=sf.Running(watch=wake))
+
+
+def test_a_mode_that_changes_nothing_is_nobodys_business() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    modes = iter([model.eval, model.train, model.eval])
+    fitted = train(model, CRITERION, narrow(), running=sf.Running(watch=lambda progress: next(modes)()))
+    assert fitted.epsilon < float("inf")
+
+
+def test_an_error_on_private_rows_holds_no_value_of_theirs() -> None:
+    x, y = narrow()
+    y[:] = 6171
+    with pytest.raises(ModelError, match="first examples") as caught:
+        train(plain(), CRITERION, (x, y))
+    assert "6171" not in str(caught.value)
 
 
 class Remembering(nn.Module):

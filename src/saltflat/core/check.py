@@ -7,7 +7,6 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch.nn.parameter import UninitializedParameter
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
-from saltflat.errors import ModelError
+from saltflat.errors import ModelError, SaltflatError
 from saltflat.tree import Tree
 
 Take = Callable[[Indices], Batch]
@@ -96,7 +95,14 @@ class Differentiable(Protocol):
     def still(self, fixed: Tree | None = None, *, alike: bool = True) -> Differentiable: ...
 
 
-Spot = Callable[[Tree, Batch | None], None]  # the weights, and some units of a step, or None at the end
+class Spot(Protocol):
+    """Looks at a model again while it trains; called with the weights, and some units of a step, or None at the end."""
+
+    def changed(self) -> bool:
+        """Whether the model is in a mode that was not looked at yet."""
+        ...
+
+    def __call__(self, params: Tree, batch: Batch | None) -> None: ...
 
 
 def check_step(contribution: Differentiable, params: Tree, take: Take, count: int) -> Spot:
@@ -105,8 +111,8 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     On rows that are made up in the form of the data, or on the data's own where the loss does not take those: every
     trained parameter takes part in a loss; each unit's kept gradient equals the one that plain automatic
     differentiation gives for its loss; and it stays the same whoever else is in the batch, and however many. All of
-    that without chance, in float64 where the model can. No buffer or other tensor of the model changes, and no layer
-    changes its mode. Nothing is released: the model passes or a `ModelError` says which reason holds.
+    that without chance, in float64 where the model can. No buffer or other tensor of the model changes. Nothing is
+    released: the model passes or a `ModelError` says which reason holds.
     """
     held = Held.by(contribution.model)
     own = _own_rows(contribution, params, take, count)
@@ -116,7 +122,7 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
         held.check(contribution.model)
         if trial.is_telling:
             break
-    return partial(_look_again, contribution, held)
+    return LookAgain(contribution, held, {modes_of(contribution.model)})
 
 
 def _tried(trial: Trial) -> None:
@@ -220,43 +226,57 @@ def _made_up_trial(contribution: Differentiable, params: Tree, own: Trial | None
         return None  # the data's own rows will tell
 
 
-def _look_again(contribution: Differentiable, held: Held, params: Tree, batch: Batch | None) -> None:
-    """The spot check: the model is as it was, and a unit of the step has the gradient that it has alone."""
-    held.check(contribution.model)
-    if batch is None or rows_in(batch) < 2 * contribution.rows_per_unit:
-        return
-    units = rows_in(batch) // contribution.rows_per_unit
-    trial = Trial(contribution.still(), params, batch, units, _TOLERANCE)
-    one = secrets.randbelow(units)
-    together, alone = trial.chunk(range(units)), trial.chunk([one])
-    norms = together.norms()
-    if bool(torch.isfinite(norms[one])):  # else the unit is left out anyway
+@dataclass(frozen=True)
+class LookAgain:
+    """The spot check: the model's tensors are as they were, and a unit of the step has the gradient that it has alone.
+
+    Every mode that steps are taken in is looked at: a batch norm of one's own may mix in train mode only.
+    """
+
+    contribution: Differentiable
+    held: Held
+    modes: set[tuple[bool, ...]]  # in which units were found to be apart
+
+    def changed(self) -> bool:
+        return modes_of(self.contribution.model) not in self.modes
+
+    def __call__(self, params: Tree, batch: Batch | None) -> None:
+        self.held.check(self.contribution.model)
+        if batch is not None and rows_in(batch) >= 2 * self.contribution.rows_per_unit:
+            self._compare(params, batch)
+            self.modes.add(modes_of(self.contribution.model))
+            self.held.check(self.contribution.model)
+
+    def _compare(self, params: Tree, batch: Batch) -> None:
+        units = rows_in(batch) // self.contribution.rows_per_unit
+        trial = Trial(self.contribution.still(), params, batch, units, _TOLERANCE)
+        one = secrets.randbelow(units)
+        together, alone = trial.chunk(range(units)), trial.chunk([one])
+        norms = together.norms()
+        if not bool(torch.isfinite(norms[one])):  # it is left out anyway
+            return
         only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
         gap, _ = _gap(together.weighted_sum(only), alone.weighted_sum(only[only == 1]))
         if gap > trial.tolerance:
             raise ModelError(_MIXED)
-    held.check(contribution.model)
+
+
+def modes_of(model: nn.Module) -> tuple[bool, ...]:
+    """Which layers are in train mode."""
+    return tuple(module.training for module in model.modules())
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a model must keep while it trains: its mode, layer by layer, and every tensor that is not trained."""
+    """What a model must keep while it trains: every tensor that is not trained."""
 
-    modes: Mapping[str, bool]
     tensors: Mapping[str, Tensor]
 
     @classmethod
     def by(cls, model: nn.Module) -> Held:
-        modes = {name: module.training for name, module in model.named_modules()}
-        return cls(modes, {name: leaf.detach().clone() for name, leaf in _untrained(model)})
+        return cls({name: leaf.detach().clone() for name, leaf in _untrained(model)})
 
     def check(self, model: nn.Module) -> None:
-        for name, module in model.named_modules():
-            if self.modes.get(name, module.training) != module.training:
-                raise ModelError(
-                    f"layer {name!r} was in {_mode(not module.training)} mode when the model was checked and is in "
-                    f"{_mode(module.training)} mode now; set its mode before training, and leave it"
-                )
         for name, leaf in _untrained(model):
             if name in self.tensors and not torch.equal(leaf, self.tensors[name]):
                 raise ModelError(
@@ -271,10 +291,6 @@ def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
     for name, module in model.named_modules():
         yield from ((f"{name}.{k}", leaf) for k, leaf in vars(module).items() if isinstance(leaf, Tensor))
-
-
-def _mode(training: bool) -> str:
-    return "train" if training else "eval"
 
 
 def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None:
@@ -300,8 +316,9 @@ _FIRST = 64  # units among which some that can be tried are looked for
 def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int) -> Trial | None:
     """A trial on the first units on which the loss runs; if it runs on none, the error is the model's."""
     found: list[Trial] = []
-    error: Exception | None = None
+    failed: tuple[Batch, Exception] | None = None
     for unit in range(min(count, _FIRST)):
+        batch = None
         try:
             batch = take(np.array([unit]))
             _check_rows(contribution, batch)
@@ -311,16 +328,30 @@ def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int
         except ModelError:
             raise
         except Exception as failure:
-            error = failure
+            failed = (batch, failure)
             continue
         found += [trial] if trial is not None else []
         if len(found) == 4:
             break
-    if not found and error is not None:
-        raise ModelError(f"the loss fails on every one of the first examples: {error}") from error
-    if not found:
-        return None
-    return _together(contribution, params, found)
+    if not found and failed is not None:
+        raise ModelError(
+            f"the loss fails on every one of the first examples: {_why(contribution, params, *failed)}"
+        )
+    return _together(contribution, params, found) if found else None
+
+
+def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error: Exception) -> str:
+    """What fails, in words that hold no value of the data: those of the same failure on made-up rows, if it is one."""
+    if isinstance(error, SaltflatError):  # our own words
+        return str(error)
+    if batch is None:
+        return f"they cannot be read ({type(error).__name__})"
+    try:
+        with torch.no_grad():
+            contribution.losses_of_units(params, mapped(torch.zeros_like, batch))
+    except Exception as same:
+        return str(same).strip().splitlines()[0] if str(same).strip() else type(same).__name__
+    return f"a {type(error).__name__} that rows of zeros do not give; are the labels, and everything else, in range?"
 
 
 def _together(contribution: Differentiable, params: Tree, found: Sequence[Trial]) -> Trial | None:

@@ -146,9 +146,10 @@ def advance(plan: Plan, at: Position, ask: Ask) -> Position:
 def look_again(
     plan: Plan, at: Position, drawn: Sequence[Indices], private: Private, *, spot: Spot, physical: int
 ) -> None:
-    """Let the contribution's spot check see a physical batch of the step; so seldom that it takes half a percent."""
+    """Let the spot check see a physical batch: so seldom that it takes half a percent, and whenever it asks to."""
     few = min(physical, plan.expected_units)
-    if at.step % math.ceil(400 * few / plan.expected_units) == 0 and len(drawn[-1]):
+    due = at.step % math.ceil(400 * few / plan.expected_units) == 0
+    if (due or spot.changed()) and len(drawn[-1]):
         spot(at.params, private.taken(drawn[-1][: max(2, int(few))]))
 
 

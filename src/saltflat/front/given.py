@@ -88,12 +88,11 @@ class Settings:
 
     def planned(self, count: int) -> Plan:
         """The plan for the declared number of units, or else for ``count``, with its noise calibrated."""
-        declared = self.size or (self.plan.size if self.plan else count)
-        if count > declared:
+        if self.size is not None and count > self.size:
             raise SettingError(
-                f"the data holds more than the {declared} examples that were declared; set size to a public bound"
+                f"the data holds more than the {self.size} examples that were declared; set size to a public bound"
             )
-        plan = self.plan or self._one_phase(declared)
+        plan = self.plan or self._one_phase(self.size or count)
         if self.epsilon is None:
             return plan
         return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
