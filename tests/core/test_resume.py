@@ -26,7 +26,7 @@ from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, DataError, Interrupted, LedgerError, PrivacyError, SettingError
 from saltflat.methods import DPLIS, SAM, SAT
 from saltflat.optimizers import EMA, SGD, Adam, AdamBC, Torch
-from saltflat.privacy.noise import SecureNoise, SeededNoise
+from saltflat.privacy.noise import SecureNoise, SecureSampling, SeededNoise
 from saltflat.privacy.record.checkpoint import load
 from saltflat.privacy.record.history import Budget, read
 from saltflat.privacy.record.ledger import Ledger
@@ -237,7 +237,9 @@ class TestLedger:
     ) -> Tree:
         with Ledger.open(folder / "a.ledger", dataset="twelve", budget=budget) as ledger:
             meter = ledger.run(name, block=1, identity=identity)
-            return run(self.PLAN, folder / "kept", meter=meter, noise=SecureNoise(), **how)
+            return run(
+                self.PLAN, folder / "kept", meter=meter, noise=SecureNoise(), sampling=SecureSampling(), **how
+            )
 
     def test_steps_that_run_again_are_charged_again(self, tmp_path: Path) -> None:
         with pytest.raises(Crash):
@@ -271,11 +273,11 @@ class TestLedger:
         with pytest.raises(Crash):
             self.go(tmp_path, crash=2)
         with pytest.raises(LedgerError, match="was charged to a ledger"):
-            run(self.PLAN, tmp_path / "kept", noise=SecureNoise())
+            run(self.PLAN, tmp_path / "kept", noise=SecureNoise(), sampling=SecureSampling())
 
     def test_a_ledger_for_what_began_without_one_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(Crash):
-            run(self.PLAN, tmp_path / "kept", noise=SecureNoise(), crash=2)
+            run(self.PLAN, tmp_path / "kept", noise=SecureNoise(), sampling=SecureSampling(), crash=2)
         with pytest.raises(LedgerError, match="was not charged to a ledger"):
             self.go(tmp_path)
 

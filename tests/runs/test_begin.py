@@ -19,7 +19,7 @@ from saltflat.recipes.build import plan_of
 from saltflat.runs import execute as room
 from saltflat.runs.begin import begin
 from saltflat.runs.execute import execute
-from saltflat.runs.layout import Folder, head_of
+from saltflat.runs.layout import IDENTITY, Folder, head_of
 
 RECIPE = shipped("digits").but({"phase.0.epochs": 1.0})
 PLAN = plan_of(RECIPE, 1437)
@@ -76,6 +76,7 @@ def test_a_charge_keeps_everything(attempt: Callable[..., None], tmp_path: Path)
     attempt(folder, charged)
     assert {file.name for file in folder.path.iterdir()} == {
         folder.recipe.name,
+        IDENTITY,
         folder.ledger.name,
         head_of(folder.ledger).name,
     }

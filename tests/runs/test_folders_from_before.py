@@ -62,7 +62,7 @@ def test_all_of_them_report_and_have_a_landscape(runs: Path) -> None:
     pytest.importorskip("matplotlib")
     folders = [f"runs/{name}" for name in ("finished", *STOPPED)]
     looked = saltflat(
-        runs, "landscape", *folders, "--only", "eigenvalues", "--examples", "40", "--lanczos", "8"
+        runs, "landscape", *folders, "--only", "eigenvalues", "--examples", "60", "--lanczos", "10"
     )
     assert looked.returncode == 0, looked.stderr
     made = saltflat(runs, "report", *folders, "--out", "page.html", "--card", "card.md")

@@ -16,13 +16,15 @@ from saltflat.data import Split, digits
 from saltflat.errors import BudgetError, DataError, LedgerError
 from saltflat.privacy.record.history import Budget, History, read
 from saltflat.privacy.record.ledger import Ledger
-from saltflat.recipes import Recipe
+from saltflat.recipes import shipped
 from saltflat.recipes.build import plan_of
 from saltflat.report.folder import read_run
-from saltflat.runs.execute import Folder, Outcome, execute
-from saltflat.runs.identity import IDENTITY, begin_identity, identity_of
+from saltflat.runs.execute import Outcome, execute
+from saltflat.runs.identity import begin_identity, identity_of
+from saltflat.runs.layout import IDENTITY, Folder
 
-RECIPE = Recipe(epochs=2.0, batch_size=400, spare=4)  # 7 steps; a checkpoint after every second one
+SHORT = {"phase.0.epochs": 2.0, "batch_size": 400, "spare": 4}  # 7 steps; a checkpoint after every second one
+RECIPE = shipped("digits").but(SHORT)
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +51,13 @@ def go(split: Split, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def call(path: Path, *, stop: int = 0, ledger: Path | None = None, the_plan: Plan = plan) -> Outcome:
         folder = Folder(path)
-        if not folder.recipe.exists():
-            folder.begin(RECIPE)
+        resume = folder.recipe.exists()
 
         def watch(progress: Any) -> None:
             if progress.step == stop:
                 raise Broken
 
-        return execute(RECIPE, the_plan, split, folder, ledger=ledger, watch=watch)
+        return execute(RECIPE, the_plan, split, folder, resume=resume, ledger=ledger, watch=watch)
 
     return call
 
@@ -154,7 +155,7 @@ def test_two_runs_of_one_path_are_two(go: Go, tmp_path: Path) -> None:
 
 def test_an_old_folder_goes_on_by_its_name(go: Go, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("saltflat.runs.execute.begin_identity", lambda folder: None)
+        patch.setattr("saltflat.runs.begin.begin_identity", lambda folder: None)
         with pytest.raises(Broken):
             go(tmp_path / "old", stop=3)
     assert identity_of(tmp_path / "old") is None

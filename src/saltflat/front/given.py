@@ -204,6 +204,7 @@ def _each_by_itself(criterion: nn.Module) -> nn.Module:
 def _over_own_entries(criterion: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
     """One loss per example: the mean over its own entries, where a criterion gives one for each pixel or each label.
 
+    >>> import torch
     >>> each = partial(_over_own_entries, nn.MSELoss(reduction="none"))
     >>> each(torch.zeros(4, 3), torch.ones(4, 3))
     tensor([1., 1., 1., 1.])
