@@ -258,6 +258,9 @@ class Tape(TorchFunctionMode):
 
     def _follow(self, func: Any, args: Any, tensors: list[Tensor], result: Any) -> None:
         """Take note of what becomes of the first axis."""
+        plain = isinstance(result, Tensor) and not self._loose and func not in PICKING
+        if plain and (result.ndim == 0 or len(result) == self.rows):
+            return  # nearly always: it is on every function's way
         for made in tensors_in(result):
             if made.ndim == 0:
                 continue
