@@ -34,17 +34,32 @@ def still(augment: Any) -> Iterator[None]:
 
 @contextmanager
 def _seeded(seed: int, augment: Any) -> Iterator[None]:
-    own = getattr(augment, "generator", None)  # an augmentation may bring one
-    before = own.get_state() if own is not None else None
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        try:
-            if own is not None:
-                own.manual_seed(seed)
-            yield
-        finally:
-            if own is not None:
-                own.set_state(before)
+    """All sources begin at ``seed``, and are put back afterwards.
+
+    Generator by generator: `torch.manual_seed` asks for every kind of device, and takes longer than a small layer.
+    """
+    sources = [
+        *_sources(),
+        *filter(None, [getattr(augment, "generator", None)]),
+    ]  # an augmentation may bring one
+    before = [source.get_state() for source in sources]
+    try:
+        for source in sources:
+            source.manual_seed(seed)
+        yield
+    finally:
+        for source, state in zip(sources, before, strict=True):
+            source.set_state(state)
+
+
+def _sources() -> list[torch.Generator]:
+    """The generators that layers draw from unless told otherwise: the CPU's, and those of devices in use."""
+    found = [torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found += torch.cuda.default_generators
+    if torch.backends.mps.is_available():
+        found.append(torch.mps._get_default_mps_generator())
+    return found
 
 
 _DROPOUTS = {
