@@ -26,7 +26,8 @@ import saltflat as sf
 from saltflat.core.contribution import Predict
 from saltflat.data import Split, load
 from saltflat.errors import SaltflatError
-from saltflat.models import dpnas_mnist, parameter_count
+from saltflat.models import parameter_count
+from saltflat.recipes import Network, network_of, plan_of
 
 ORDERS = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format}
 
@@ -45,11 +46,12 @@ def loss_in(order: torch.memory_format) -> Any:
 def timed(order: str, given: argparse.Namespace, split: Split) -> dict[str, Any]:
     """Train for the given steps, or one epoch; seconds, examples per second, and test accuracy after it."""
     settings = Settings(data="mnist", method="dp-sgd", epsilon=3.0, seed=0, epochs=1, batch=given.batch)
-    plan = fashion_mnist.calibrated(fashion_mnist.draft(settings, split.train.count), settings)
+    size = split.train.count
+    recipe = replace(fashion_mnist.recipe_of(settings, size), model=Network("dpnas_mnist"), ema=None)
+    plan = plan_of(recipe, size)
     steps = min(given.steps or plan.steps, plan.steps)
     plan = replace(plan, phases=(replace(plan.phases[0], steps=steps),))
-    torch.manual_seed(settings.seed)
-    model = dpnas_mnist().to(memory_format=ORDERS[order])
+    model = network_of(recipe).to(memory_format=ORDERS[order])
     private = sf.per_example(model, loss_in(ORDERS[order]))
     bar = iter(track(range(steps), description=order, console=Console(stderr=True)))
     running = sf.Running(physical=given.physical, watch=lambda progress: next(bar, None))
@@ -64,8 +66,8 @@ def timed(order: str, given: argparse.Namespace, split: Split) -> dict[str, Any]
         "seconds": round(seconds, 1),
         "examples_per_second": round(steps * plan.expected_units / seconds),
         "test_accuracy": fashion_mnist.accuracy(model, params, split.test),
-        "epsilon": plan.epsilon(settings.delta),
-        "delta": settings.delta,
+        "epsilon": plan.epsilon(recipe.delta),
+        "delta": recipe.delta,
     }
 
 

@@ -28,21 +28,25 @@ from torch.func import functional_call
 
 import saltflat as sf
 from saltflat.data import Examples, Split, load
-from saltflat.door import AnyMethod
 from saltflat.errors import SaltflatError, SettingError
-from saltflat.models import parameter_count, tanh_cnn_mnist
-from saltflat.optimizers import Optimizer
+from saltflat.models import parameter_count
 from saltflat.privacy.noise import SEEDED, SeededNoise
+from saltflat.recipes import Recipe, Stage, loss_of, network_of, plan_of, shipped
+from saltflat.recipes.build import draft_of
 from saltflat.tree import Tree
 
-LR, SECOND_LR, MOMENTUM = 2.0, 0.1, 0.9
-RADIUS = 0.03  # of DP-SAT's climb, and of SAI's first phase
-SAI_EPOCHS, SAI_SHARE = 15, 0.9  # of the first phase: its length, and its part of epsilon
+RECIPES = {  # a method's shipped recipe, where all of its settings are
+    "dp-sgd": "fashion-mnist-dp-sgd-eps3",
+    "dp-sat": "fashion-mnist-dp-sat-eps3",
+    "sai": "fashion-mnist-sai-eps3",
+    "dp-adambc": "fashion-mnist-dp-adambc-eps3",
+    "dplis": "fashion-mnist-dplis-eps3",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """One run: with its phases, everything that its result depends on but chance."""
+    """One run: what differs from its recipe."""
 
     data: str
     method: str
@@ -50,66 +54,36 @@ class Settings:
     seed: int  # of the first weights, and of DPLIS's public jitter
     epochs: int
     batch: int = 2048  # nominal: an epoch has ceil(size / batch) steps, each at rate 1 / that
-    delta: float = 1e-5
-    clip_norm: float = 0.1
-    decay: float = 0.999  # of the running mean of weights, which warms up
     seeded_noise: bool = False
 
-    def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise SettingError(f"epsilon must be positive and finite; got {self.epsilon}")
+
+def epochs_of(stages: Sequence[Stage]) -> int:
+    return round(sum(stage.epochs or 0.0 for stage in stages))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """A method's phases, as (method, optimizer, epochs), and how they share epsilon."""
-
-    phases: tuple[tuple[AnyMethod, Optimizer, int], ...]
-    shares: tuple[float, ...] = (1.0,)
-
-
-def heavy_ball(lr: float = LR) -> sf.optimizers.SGD:
-    return sf.optimizers.SGD(lr=lr, momentum=MOMENTUM)
-
-
-def dp_sgd(settings: Settings) -> Recipe:
-    return Recipe(phases=((sf.methods.DPSGD(), heavy_ball(), settings.epochs),))
-
-
-def dp_sat(settings: Settings) -> Recipe:
-    return Recipe(phases=((sf.methods.SAT(RADIUS), heavy_ball(), settings.epochs),))
-
-
-def sai(settings: Settings) -> Recipe:
-    """DP-SAT, then DP-SGD at a twentieth of the learning rate; the budget split is joint_ratio."""
-    if settings.epochs <= SAI_EPOCHS:
-        raise SettingError(f"SAI's first phase has {SAI_EPOCHS} epochs: give --epochs more than these")
-    first = (sf.methods.SAT(RADIUS), heavy_ball(), SAI_EPOCHS)
-    second = (sf.methods.DPSGD(), heavy_ball(SECOND_LR), settings.epochs - SAI_EPOCHS)
-    return Recipe(phases=(first, second), shares=(SAI_SHARE, 1 - SAI_SHARE))
+def recipe_of(settings: Settings, size: int) -> Recipe:
+    """The method's recipe with the run's data, epsilon, seed and rate; its last phase has the rest of the epochs."""
+    recipe = shipped(RECIPES[settings.method])
+    before = epochs_of(recipe.phase[:-1])
+    if settings.epochs <= before:
+        raise SettingError(
+            f"{settings.method} has {before} epochs before its last phase: give --epochs more than these"
+        )
+    last = replace(recipe.phase[-1], epochs=float(settings.epochs - before))
+    return replace(
+        recipe,
+        data=settings.data,
+        epsilon=settings.epsilon,
+        seed=settings.seed,
+        batch_size=None,
+        rate=1 / steps_per_epoch(settings, size),
+        phase=tuple(_seeded(stage, settings.seed) for stage in (*recipe.phase[:-1], last)),
+    )
 
 
-def dp_adambc(settings: Settings) -> Recipe:
-    """The SAI paper's learning rate for it; betas and floor as in the authors' code."""
-    adam = sf.optimizers.AdamBC(lr=2e-3, betas=(0.9, 0.999), floor=1e-8)
-    return Recipe(phases=((sf.methods.DPSGD(), adam, settings.epochs),))
-
-
-def dplis(settings: Settings) -> Recipe:
-    """Smoothing alone is added to DP-SGD: momentum stays, where the DPLIS paper has none."""
-    smooth = sf.methods.DPLIS(lr=LR, copies=4, reach=10.0, seed=settings.seed)
-    return Recipe(phases=((smooth, heavy_ball(), settings.epochs),))
-
-
-METHODS: dict[str, Callable[[Settings], Recipe]] = {
-    "dp-sgd": dp_sgd,
-    "dp-sat": dp_sat,
-    "sai": sai,
-    "dp-adambc": dp_adambc,
-    "dplis": dplis,
-}
-EPOCHS = {"dplis": 10}  # 40 for all others: K copies take K times as long
-DEFAULT_EPOCHS = 40
+def _seeded(stage: Stage, seed: int) -> Stage:
+    """DPLIS's jitter, which is public, follows the run's seed."""
+    return replace(stage, method=replace(stage.method, seed=seed)) if hasattr(stage.method, "seed") else stage
 
 
 def steps_per_epoch(settings: Settings, size: int) -> int:
@@ -119,40 +93,20 @@ def steps_per_epoch(settings: Settings, size: int) -> int:
     return math.ceil(size / settings.batch)
 
 
-def draft(settings: Settings, size: int) -> sf.Plan:
-    """What will run, before its noise is known."""
-    per_epoch = steps_per_epoch(settings, size)
-    phases = tuple(
-        sf.Phase(
-            method=method,
-            steps=epochs * per_epoch,
-            noise_multiplier=1.0,  # calibration sets it
-            clip_norm=settings.clip_norm,
-            optimizer=optimizer,
-        )
-        for method, optimizer, epochs in METHODS[settings.method](settings).phases
-    )
-    return sf.Plan(phases=phases, rate=1 / per_epoch, size=size)
-
-
-def calibrated(plan: sf.Plan, settings: Settings) -> sf.Plan:
-    """The noise that spends epsilon, by the accountant on privacy loss distributions."""
-    shares = METHODS[settings.method](settings).shares
-    if len(shares) == 1:
-        return sf.calibrate(plan, epsilon=settings.epsilon, delta=settings.delta)
-    return sf.split_budget(
-        plan, shares=shares, epsilon=settings.epsilon, delta=settings.delta, budget_split="joint_ratio"
-    )
-
-
 def identity(settings: Settings, size: int) -> dict[str, Any]:
     """What makes two runs the same experiment; needs no calibration, so that finished ones are skipped fast."""
-    shares = METHODS[settings.method](settings).shares
+    recipe = recipe_of(settings, size)
+    first, *others = [stage.clip_norm for stage in recipe.phase]
+    common = {
+        "delta": recipe.delta,
+        "clip_norm": first if isinstance(first, float) and {*others} <= {first} else str([first, *others]),
+        "decay": recipe.ema.decay if recipe.ema else None,
+    }
     phases = [
-        f"{phase.steps} steps of {phase.method} with {phase.optimizer}, share {share:g}"
-        for phase, share in zip(draft(settings, size).phases, shares, strict=True)
+        f"{phase.steps} steps of {phase.method} with {phase.optimizer}, share {stage.portion or 1:g}"
+        for phase, stage in zip(draft_of(recipe, size).phases, recipe.phase, strict=True)
     ]
-    return {"settings": asdict(settings), "size": size, "phases": phases}
+    return {"settings": {**asdict(settings), **common}, "size": size, "phases": phases}
 
 
 def done(settings: Settings, size: int, found: Sequence[results.Result]) -> bool:
@@ -213,21 +167,20 @@ def safeguards(settings: Settings) -> sf.Safeguards:
 def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Result:
     """Calibrate, train and measure once."""
     size = split.train.count
-    plan = draft(settings, size)
-    task = bar.add_task(title(settings), total=plan.steps, now="calibrating")
-    plan = replace(calibrated(plan, settings), ema=sf.optimizers.EMA(settings.decay))
-    torch.manual_seed(settings.seed)
-    model = tanh_cnn_mnist()
+    recipe = recipe_of(settings, size)
+    steps = draft_of(recipe, size).steps
+    task = bar.add_task(title(settings), total=steps, now="calibrating")
+    plan, model = plan_of(recipe, size), network_of(recipe)
     show = lambda step, text: bar.update(task, completed=step, now=text)
-    watch = Watch(model, split.test, steps_per_epoch(settings, size), how.every, plan.steps, show)
-    loss = sf.supervised(nn.CrossEntropyLoss(reduction="none"))
+    watch = Watch(model, split.test, steps_per_epoch(settings, size), how.every, steps, show)
     running = sf.Running(physical=how.physical, watch=watch)
+    guards = safeguards(settings)
     started = time.perf_counter()
-    sf.train(plan, sf.per_example(model, loss), split.train, safeguards=safeguards(settings), running=running)
+    sf.train(plan, loss_of(recipe, model), split.train, safeguards=guards, running=running)
     final = watch.curve[-1]
     return {
         **identity(settings, size),
-        **cost(plan, settings),
+        **cost(plan, recipe.delta, seeded=settings.seeded_noise),
         "accuracy_last": final["last"],
         "accuracy_ema": final["ema"],
         "curve": watch.curve,
@@ -237,14 +190,13 @@ def run(settings: Settings, how: How, split: Split, bar: Progress) -> results.Re
     }
 
 
-def cost(plan: sf.Plan, settings: Settings) -> dict[str, Any]:
+def cost(plan: sf.Plan, delta: float, *, seeded: bool) -> dict[str, Any]:
     """The plan's noise, and what the accountant says of it; seeded noise has no epsilon."""
-    seeded = settings.seeded_noise
     return {
         "rate": plan.rate,
         "steps": [phase.steps for phase in plan.phases],
         "noise_multipliers": [phase.noise_multiplier for phase in plan.phases],
-        "epsilon": None if seeded else plan.epsilon(settings.delta),
+        "epsilon": None if seeded else plan.epsilon(delta),
         "stamp": SEEDED if seeded else "",
     }
 
@@ -267,7 +219,7 @@ def series(given: argparse.Namespace) -> Iterator[Settings]:
             method=method,
             epsilon=epsilon,
             seed=seed,
-            epochs=given.epochs or EPOCHS.get(method, DEFAULT_EPOCHS),
+            epochs=given.epochs or epochs_of(shipped(RECIPES[method]).phase),
             batch=given.batch,
             seeded_noise=given.seeded_noise,
         )
@@ -288,11 +240,11 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--data", choices=("fashion-mnist", "mnist"), default="fashion-mnist", help="(default: %(default)s)")
     add("--data-dir", type=Path, help="the folder that holds the data sets (default: SALTFLAT_DATA)")
-    add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="(default: all)")
+    add("--methods", nargs="+", choices=RECIPES, default=list(RECIPES), help="(default: all)")
     add("--epsilon", nargs="+", type=float, default=[1.0, 3.0], help="(default: 1 3)")
     add("--seed", nargs="+", type=int, default=[0, 1], help="of the first weights only (default: 0 1)")
     add("--seeded-noise", action="store_true", help="noise and samples from the seed too: NOT PRIVATE")
-    add("--epochs", type=positive, help="(default: 40, and 10 for dplis)")
+    add("--epochs", type=positive, help="(default: as the recipe says)")
     add("--batch", type=positive, default=2048, help="nominal expected batch (default: %(default)s)")
     add("--physical", type=positive, default=512, help="examples in memory at once (default: %(default)s)")
     add("--threads", type=positive, default=os.cpu_count(), help="(default: all cores)")
@@ -306,14 +258,14 @@ def run_all(given: argparse.Namespace, console: Console) -> None:
     torch.set_num_threads(given.threads)
     results.check_writable(given.out)
     split = load(given.data, given.data_dir)
-    runs = list(series(given))
+    runs, size = list(series(given)), split.train.count
     for settings in runs:
-        draft(settings, split.train.count)  # what is wrong is said now, not between two runs
+        draft_of(recipe_of(settings, size), size)  # what is wrong is said now, not between two runs
     how = How(physical=given.physical, threads=given.threads, every=given.every)
     columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.fields[now]}"))
     with Progress(TextColumn("{task.description}"), *columns, console=console) as bar:
         for settings in runs:
-            if done(settings, split.train.count, results.read(given.out)):
+            if done(settings, size, results.read(given.out)):
                 bar.console.print(
                     f"{title(settings)}: already in {given.out}", highlight=False, soft_wrap=True
                 )

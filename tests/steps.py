@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -78,3 +79,10 @@ def beside(**given: Any) -> dict[str, Any]:
     """What goes to `train` and `fit` beside plan and data, told apart by name: safeguards, and how to run."""
     guards = {name: given.pop(name) for name in ("noise", "sampling", "meter") if name in given}
     return {"safeguards": Safeguards(**guards), "running": Running(**given)}
+
+
+def by_number(self: Any, points_of: Any, weights: Any, groups: int | None) -> Iterator[Any]:
+    """Labels go with units: the same for a unit in both of two neighbouring runs, as chance may well have it."""
+    labels = self.drawn if groups is None else self.drawn % groups
+    for label in np.unique(labels):
+        yield from replace(self, drawn=self.drawn[labels == label])(points_of(int(label)), weights)

@@ -21,9 +21,9 @@ import numpy as np
 import pytest
 import torch
 from reference import FixedNoise, Tree, flat
-from steps import CRITERION, beside, examples, network, phase, plan
+from steps import CRITERION, beside, by_number, examples, network, phase, plan
 
-from saltflat import Checkpoints, Plan, clipping, per_example, supervised, train
+from saltflat import Checkpoints, Plan, Safeguards, clipping, per_example, supervised, train
 from saltflat.clipping import Automatic, Counted, PerLayer, as_clip
 from saltflat.core import ask as door
 from saltflat.core import contribution, mechanism, resume, step
@@ -331,7 +331,11 @@ def run(
         network(), supervised(CRITERION), views=views, augment=three_views if views > 1 else None
     )
     torch.seed()  # no result may depend on torch's own source
-    with patch.object(door, "noised", tape.noised), patch.object(step, "poisson", draw or step.poisson):
+    with (
+        patch.object(door, "noised", tape.noised),
+        patch.object(step, "poisson", draw or step.poisson),
+        patch.object(contribution.chunks_of, "apart", by_number),
+    ):
         return train(plan_of(phases), unit, TensorUnits(tuple(data or examples(SIZE))), **around)
 
 
@@ -445,7 +449,7 @@ class OneStep(Tape):
 def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> torch.Tensor:
     """With ``stored`` as if every step were another process: nothing but the state survives."""
     the_plan, through = plan_of((changes,)), stored_copy if stored else (lambda state: state)
-    noise, sampling = FixedNoise(3), np.random.default_rng(3)
+    guards = Safeguards(noise=FixedNoise(3), sampling=np.random.default_rng(3))
     unit = per_example(
         network(), supervised(CRITERION), views=row.views, augment=three_views if row.views > 1 else None
     )
@@ -453,8 +457,8 @@ def last_weights(row: Row, changes: dict[str, Any], *, stored: bool = False) -> 
     at = step.start(the_plan, loop.trainable(unit.model))
     while (here := step.begin(copy.deepcopy(the_plan) if stored else the_plan, at)) is not None:
         own = copy.deepcopy(the_plan) if stored else the_plan
-        drawn = step.draw(own, here, SIZE, sampling)
-        opened = step.open_door(own, here, drawn, private, noise=noise, physical=5)
+        drawn = step.draw(own, here, SIZE, guards.sampling)
+        opened = step.open_door(own, here, drawn, private, safeguards=guards, physical=5)
         at = step.advance(own, replace(here, state=through(here.state), memory=through(here.memory)), opened)
     return flat(at.params)
 
@@ -542,7 +546,7 @@ class TestMutants:
                 label = place if groups is None else place * groups // len(self.drawn)
                 yield from replace(self, drawn=np.array([unit]))(points_of(label), weights)
 
-        with patch.object(contribution.chunks_of, "apart", apart):
+        with patch(f"{__name__}.by_number", apart):
             caught(check_sensitivity, name)
 
     def test_views_as_units(self) -> None:

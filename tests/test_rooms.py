@@ -32,26 +32,23 @@ ONLY = {
     "methods": {"tree", "frames", "door", "errors", "methods"},
     "landscape": {"tree", "errors", "landscape"},
     "privacy": {"tree", "errors", "privacy"},
-    "privacy/accounting": {
-        "errors",
-        "privacy.limits",
-        "privacy.accounting",
-    },  # what steps cost, not who took them
+    "privacy/accounting": {"errors", "privacy.limits", "privacy.accounting"},  # not who took the steps
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
-    "report": {"errors", "privacy", "recipes.recipe", "report", "runs.layout", "runs.measures"},  # no torch
+    "report": {
+        "errors",
+        "privacy",
+        "recipes.documents",
+        "recipes.toml",
+        "report",
+        "runs.identity",
+        "runs.layout",
+        "runs.measures",
+    },  # no torch
     "runs/layout.py": {"errors", "privacy.record"},
     "runs/measures.py": {"runs.layout"},
-    "audit": {
-        "audit",
-        "clipping",
-        "data",
-        "errors",
-        "landscape",
-        "optimizers",
-        "privacy",
-        "tree",
-    },  # what users have
+    "runs/identity.py": {"errors", "privacy.record", "runs.layout"},
+    "audit": {"audit", "clipping", "data", "errors", "landscape", "optimizers", "privacy", "tree"},
     "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},
 }
 

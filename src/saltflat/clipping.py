@@ -20,6 +20,12 @@ from saltflat.tree import Tree
 __all__ = ["Automatic", "Flat", "PerLayer"]
 
 
+SMALLEST, LARGEST = (
+    1e-12,
+    1e12,
+)  # clip norms: beyond them float32 loses the squares of what is compared with them
+
+
 class Chunk(Protocol):
     """Some units' gradients, however they are represented."""
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from saltflat.frames import Frame
 from saltflat.tree import Released, Tree
 
-PointsOf = Callable[[int], Sequence[Tree]]  # a unit's number, or its group's -> its own points
-Spread = Callable[[Tree, int], Sequence[tuple[Tree, float]]]  # a point, a unit's number -> points and weights
+PointsOf = Callable[[int], Sequence[Tree]]  # a unit's label, or its group's -> its own points
+Spread = Callable[[Tree, int], Sequence[tuple[Tree, float]]]  # a point, a unit's label -> points and weights
 S = TypeVar("S")
 
 

@@ -35,6 +35,10 @@ class AccountingError(SaltflatError, ValueError):
     """No sound privacy bound can be computed for this request."""
 
 
+class CopyError(PrivacyError, TypeError):
+    """A copy was asked for of something that counts what is spent, and that can exist only once."""
+
+
 class BudgetError(PrivacyError):
     """The step asked for would pass the budget; it was not taken."""
 

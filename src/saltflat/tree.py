@@ -56,8 +56,14 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
-    """a + scale * b."""
-    return map_tree(lambda x, y: torch.add(x, y, alpha=scale), a, b)
+    """a + scale * b, in the types of a."""
+
+    def added(x: Tensor, y: Tensor) -> Tensor:
+        if x.dtype == wide(x.dtype):
+            return torch.add(x, y, alpha=scale)
+        return torch.add(x.to(wide(x.dtype)), y, alpha=scale).to(x.dtype)  # float16 cannot hold every scale
+
+    return map_tree(added, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:

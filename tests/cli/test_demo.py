@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from saltflat.cli import demo, main
+from saltflat.privacy.limits import rounded_up
 from saltflat.privacy.record import durable
 from saltflat.privacy.record.checkpoint import load
 from saltflat.privacy.record.history import read
@@ -72,7 +73,7 @@ def test_without_matplotlib_it_says_so_and_ends_well(short, monkeypatch: pytest.
 
 
 def test_the_network_is_as_small_as_it_says() -> None:
-    network = network_of(demo._recipe("dp-sat", 1437, 3.0, 1e-5))
+    network = network_of(demo._recipe(demo.METHODS["DP-SAT"], 3.0, 1e-5))
     assert sum(p.numel() for p in network.parameters()) == 9258
 
 
@@ -108,7 +109,7 @@ def test_runs_are_charged_and_kept(short, tmp_path: Path) -> None:
     history = read(tmp_path / "a.ledger")
     runs = [(Path(run.name).name, sum(run.steps.values())) for run in history.runs()]
     assert runs == [("DP-SAT", 3), ("DP-SGD", 3)]
-    assert f"epsilon {history.epsilon(1e-5):.3f} for all runs so far" in " ".join(out.split())
+    assert f"epsilon {rounded_up(history.epsilon(1e-5), 4)} for all runs so far" in " ".join(out.split())
     assert {load(tmp_path / "kept" / name / "checkpoints").meta["step"] for name in ("DP-SAT", "DP-SGD")} == {
         3
     }

@@ -21,14 +21,14 @@ import saltflat.cli
 from saltflat import models
 from saltflat.data import digits
 from saltflat.recipes.build import network_of, plan_of
-from saltflat.recipes.recipe import Recipe
+from saltflat.recipes.recipe import shipped
 from saltflat.runs.begin import begin
 from saltflat.runs.execute import execute
 from saltflat.runs.layout import Folder
 from saltflat.runs.weights import initial, path_of, subject
 
 SMALL = ["--examples", "60", "--grid", "3", "--probes", "2", "--lanczos", "8", "--threads", "1"]
-SHORT: dict[str, Any] = {"epochs": 2.0, "batch_size": 400}
+SHORT: dict[str, Any] = {"phase.0.epochs": 2.0, "batch_size": 400}
 FILES = {"measures.json", "gradients.json", "spectrum.npz", "line.npz", "surface.npz", "interpolation.npz"}
 
 
@@ -36,7 +36,8 @@ FILES = {"measures.json", "gradients.json", "spectrum.npz", "line.npz", "surface
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two short runs of one network; the second keeps a running mean."""
     place = tmp_path_factory.mktemp("runs")
-    for name, recipe in (("one", Recipe(method="dp-sgd", **SHORT)), ("two", Recipe(ema=0.9, **SHORT))):
+    for name, changes in (("one", {"phase.0.method": "DPSGD"}), ("two", {"ema.EMA.decay": 0.9})):
+        recipe = shipped("digits").but({**SHORT, **changes})
         execute(recipe, plan_of(recipe, 1437), digits(), Folder(place / name))
     return place
 
@@ -74,7 +75,7 @@ def test_two_runs_side_by_side(
         "weight norm",
         "Hessian trace",
         "SAM gap",
-        "steps of noise: 1000",
+        "last phase's steps of noise: 1000",
         "one",
         "two",
         "public",
@@ -124,7 +125,7 @@ def test_two_runs_side_by_side(
     assert gradients["clip_norm"] == 0.1
 
 
-def test_parts_are_added_and_other_settings_start_afresh(
+def test_parts_are_added_and_other_settings_are_refused_or_start_afresh(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = runs / "one"
@@ -134,7 +135,17 @@ def test_parts_are_added_and_other_settings_start_afresh(
     assert (run / "landscape" / "line.npz").exists()
     assert landscape(capsys, run, *SMALL, "--only", "gaps")[0] == 0
     assert measures(run) == first  # the same seed, the same numbers
-    assert landscape(capsys, run, *SMALL, "--only", "noise", "--seed", "1")[0] == 0
+    other = [*SMALL, "--only", "noise", "--seed", "1", "--examples", "50", "--float64"]
+    code, _, errors = landscape(capsys, run, *other)
+    assert (code, errors.count("\n")) == (2, 1)
+    assert (
+        "with examples 60, seed 0, precision float32, not with examples 50, seed 1, precision float64"
+        in errors
+    )
+    assert "; give --examples 60 to add to it, or --replace to drop it and measure anew" in errors
+    assert measures(run) == first
+    assert (run / "landscape" / "line.npz").exists()
+    assert landscape(capsys, run, *SMALL, "--only", "noise", "--seed", "1", "--replace")[0] == 0
     assert not (run / "landscape" / "line.npz").exists()  # of another seed: it would not belong
     assert "sam_gap" not in measures(run)
 
@@ -159,7 +170,12 @@ def test_private_examples_need_a_declaration_and_leave_a_mark(
     gradients = json.loads((run / "landscape" / "gradients.json").read_text())
     assert gradients["status"] == "private: keep this file"
     assert {"private_norm", "public_norm", "cosine"} <= gradients.keys()
-    assert landscape(capsys, run, *SMALL, "--only", "gaps")[0] == 0
+    _, _, errors = landscape(capsys, run, *SMALL, "--only", "gaps")
+    assert (
+        "with split train, not with split test; give --examples 60 --train --private-stays-here to add"
+        in errors
+    )
+    assert landscape(capsys, run, *SMALL, "--only", "gaps", "--replace")[0] == 0
     assert {file.name for file in (run / "landscape").iterdir()} == {
         "measures.json"
     }  # nothing private is left
@@ -210,7 +226,7 @@ def test_another_network_is_said_to_differ(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models, "mlp_mnist", lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
-    recipe = Recipe(model="mlp_mnist", optimizer="adam", lr=0.01)
+    recipe = shipped("digits").but({"model": "mlp_mnist", "phase.0.optimizer": {"Adam": {"lr": 0.01}}})
     begin(Folder(runs / "other"), recipe)
     save_file(network_of(recipe).state_dict(), str(runs / "other" / "model.safetensors"))
     code, out, errors = landscape(
@@ -234,7 +250,7 @@ def test_another_network_is_said_to_differ(
         (["one", "--grid", "2"], "grid must be at least 3"),
         (["one", "--examples", "0"], "examples must be at least 1"),
         (["one", "--device", "abacus"], "--device abacus cannot be used"),
-        (["old"], "no setting 'colour'"),
+        (["old"], "old/recipe.toml, line 1: colour: a recipe without a version has no such setting"),
         (["other"], "does not hold the weights of digits_cnn"),
         (["torn"], "cannot be read"),
         ([], "Missing argument"),
@@ -250,10 +266,12 @@ def test_mistakes_are_one_line(
     monkeypatch.chdir(runs)
     Path("empty").mkdir()
     for name in ("begun", "old", "other", "torn"):
-        begin(Folder(Path(name)), Recipe())
+        begin(Folder(Path(name)), shipped("digits"))
     Path("old/recipe.toml").write_text('colour = "blue"\n')
     Path("torn/model.safetensors").write_bytes(b"half")
-    save_file(network_of(Recipe(model="tutorial_cnn")).state_dict(), "other/model.safetensors")
+    save_file(
+        network_of(shipped("digits").but({"model": "tutorial_cnn"})).state_dict(), "other/model.safetensors"
+    )
     code, _, errors = landscape(capsys, *words)
     assert code == 2
     assert message in errors

@@ -11,9 +11,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "report"))
 
-from folders import write_landscape, write_run
+from folders import write_interpolation, write_landscape, write_run
 
 from saltflat.cli import main
+from saltflat.privacy.record.ledger import Ledger
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -64,6 +65,50 @@ def test_what_to_know_is_said_on_the_way(saltflat: Call, tmp_path: Path) -> None
         "keep it private: it holds results on private data without noise, or of unknown status",
     ]
     assert lines[4].endswith("report.html")
+
+
+def test_nothing_that_is_mailed_tells_a_path_of_the_machine(saltflat: Call, tmp_path: Path) -> None:
+    """A shared ledger, a damaged one, none, one of a run elsewhere; an empty folder; a way between two models."""
+    runs = [tmp_path / "runs" / name for name in ("one", "two", "three", "killed", "empty")]
+    for path in runs[:3]:
+        write_landscape(write_run(path))
+    write_run(runs[3], steps=20, ended=False)
+    runs[4].mkdir()
+    write_interpolation(runs[0], [f"{runs[0]} to {runs[1]}", f"{runs[0]} to {tmp_path / 'x' / 'far'}"])
+    for file in ("ledger.jsonl", "ledger.jsonl.head"):
+        (runs[0] / file).unlink()
+        (runs[3] / file).unlink()
+    (runs[1] / "ledger.jsonl").write_bytes(b"{}\n")
+    with Ledger.open(tmp_path / "all.ledger", dataset="digits") as book:
+        for path in (runs[0], tmp_path / "x" / "far"):
+            book.run(str(path)).charge(0.25, 6.0, steps=40)
+    for page in (tmp_path / "runs" / "report.html", tmp_path / "mail" / "report.html"):
+        code, _, err = saltflat(
+            *runs, "--ledger", tmp_path / "all.ledger", "--out", page, "--card", page.with_suffix(".md")
+        )
+        assert (code, err) == (0, "")
+        for file in (page, page.with_suffix(".md")):
+            text = file.read_text()
+            assert str(tmp_path) not in text
+            assert str(tmp_path).lstrip("/") not in text
+        assert "saltflat train --resume --out killed" in page.read_text()
+        assert "one to far" in page.read_text()
+    card = saltflat(runs[1], "--out", page, "--card", page.with_suffix(".md"))
+    assert card[0] == 0
+    assert str(tmp_path) not in page.with_suffix(".md").read_text()
+    whole = tmp_path / "report.html"
+    assert (
+        saltflat(*runs, "--out", whole)[0] == 0
+    )  # without the shared ledger: a hint, relative to the report
+    assert "saltflat report --ledger FILE runs/one" in whole.read_text()
+    assert str(tmp_path) not in whole.read_text()
+
+
+def test_an_end_without_a_number_is_said_on_the_way(saltflat: Call, tmp_path: Path) -> None:
+    with (write_run(tmp_path / "one") / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 44, "accuracy": NaN}\n')
+    _, out, _ = saltflat(tmp_path / "one")
+    assert out.splitlines()[0] == "one: test accuracy not a number at the end (step 44)"
 
 
 @pytest.mark.parametrize(

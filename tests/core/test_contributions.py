@@ -60,10 +60,11 @@ class PerClient:
         with torch.no_grad():
             return torch.stack([torch.stack([self._loss(p, client) for client in batch]) for p in points])
 
-    def check(self, params: Tree, take, count: int) -> None:
+    def check(self, params: Tree, take, count: int):
         for client in take(np.arange(min(count, 2))):
             if client[0].ndim != 2:
                 raise ModelError("a client's rows are a matrix")
+        return Unwatched()
 
     def _added(self, points: Sequence[Tree], weights: Sequence[float], client: Client) -> Tree:
         ways = [self._trained(point, client) for point in points]
@@ -80,6 +81,15 @@ class PerClient:
     def _loss(self, point: Tree, client: Client) -> Tensor:
         x, y = client
         return CRITERION(functional_call(self.model, point, (x,)), y).mean()
+
+
+class Unwatched:
+    """Nothing more to look at as training goes on."""
+
+    def changed(self) -> bool:
+        return False
+
+    def __call__(self, params: Tree, batch: list[Client] | None) -> None: ...
 
 
 def clients(count: int = 7) -> list[Client]:

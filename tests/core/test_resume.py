@@ -26,7 +26,7 @@ from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, DataError, Interrupted, LedgerError, PrivacyError, SettingError
 from saltflat.methods import DPLIS, SAM, SAT
 from saltflat.optimizers import EMA, SGD, Adam, AdamBC, Torch
-from saltflat.privacy.noise import SecureNoise, SeededNoise
+from saltflat.privacy.noise import SecureNoise, SecureSampling, SeededNoise
 from saltflat.privacy.record.checkpoint import load
 from saltflat.privacy.record.history import Budget, read
 from saltflat.privacy.record.ledger import Ledger
@@ -226,10 +226,20 @@ class TestLedger:
     PLAN = plan(phase(steps=6, noise_multiplier=4.0))
     COST = (0.5, 4.0)
 
-    def go(self, folder: Path, *, budget: Budget | None = None, block: int = 1, **how: Any) -> Tree:
+    def go(
+        self,
+        folder: Path,
+        *,
+        budget: Budget | None = None,
+        name: str = "one",
+        identity: str | None = None,
+        **how: Any,
+    ) -> Tree:
         with Ledger.open(folder / "a.ledger", dataset="twelve", budget=budget) as ledger:
-            meter = ledger.run("one", block=block)
-            return run(self.PLAN, folder / "kept", meter=meter, noise=SecureNoise(), **how)
+            meter = ledger.run(name, block=1, identity=identity)
+            return run(
+                self.PLAN, folder / "kept", meter=meter, noise=SecureNoise(), sampling=SecureSampling(), **how
+            )
 
     def test_steps_that_run_again_are_charged_again(self, tmp_path: Path) -> None:
         with pytest.raises(Crash):
@@ -263,13 +273,24 @@ class TestLedger:
         with pytest.raises(Crash):
             self.go(tmp_path, crash=2)
         with pytest.raises(LedgerError, match="was charged to a ledger"):
-            run(self.PLAN, tmp_path / "kept", noise=SecureNoise())
+            run(self.PLAN, tmp_path / "kept", noise=SecureNoise(), sampling=SecureSampling())
 
     def test_a_ledger_for_what_began_without_one_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(Crash):
-            run(self.PLAN, tmp_path / "kept", noise=SecureNoise(), crash=2)
+            run(self.PLAN, tmp_path / "kept", noise=SecureNoise(), sampling=SecureSampling(), crash=2)
         with pytest.raises(LedgerError, match="was not charged to a ledger"):
             self.go(tmp_path)
+
+    @pytest.mark.parametrize("identity", [None, "0123456789abcdef"])
+    def test_another_run_of_the_ledger_does_not_go_on(self, tmp_path: Path, identity: str | None) -> None:
+        """Its statement would count the later steps alone; under its identity it goes on, whatever it is called."""
+        with pytest.raises(Crash):
+            self.go(tmp_path, crash=2, identity=identity)
+        with pytest.raises(LedgerError, match=r"was charged to the run '(one|0123456789abcdef)'") as caught:
+            self.go(tmp_path, name="two")
+        assert "\n" not in str(caught.value)
+        self.go(tmp_path, name="one" if identity is None else "two", identity=identity)
+        assert read(tmp_path / "a.ledger").steps() == {self.COST: 7}
 
     def test_the_budget_ends_a_run_and_what_it_has_is_kept(self, tmp_path: Path) -> None:
         budget = Budget(epsilon=plan(phase(steps=7, noise_multiplier=4.0)).epsilon(1e-5), delta=1e-5)

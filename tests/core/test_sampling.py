@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import multiprocessing
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from saltflat.core.sampling import physical, pick, poisson, rows_in
+from saltflat.core.sampling import is_secret, labels, physical, pick, poisson, rows_in
 from saltflat.data import TensorUnits
 from saltflat.errors import DataError, SettingError
+from saltflat.privacy import SecureSampling
 
 COUNT, RATE, DRAWS = 60, 0.2, 4000
 
@@ -107,3 +111,37 @@ def test_batches_may_be_nested() -> None:
     picked = pick(batch, torch.tensor([1, 3]))
     assert picked["more"][1][0].tolist() == [3, 9]
     assert rows_in(picked) == 2
+
+
+class TestLabels:
+    """What a method may tell units apart by, where it asks each at points of its own."""
+
+    def test_groups_are_equally_likely_at_every_place(self) -> None:
+        drawn = np.stack([labels(5, 3, SecureSampling()) for _ in range(6000)])
+        for place in range(5):
+            counts = np.bincount(drawn[:, place], minlength=3)
+            assert stats.chisquare(counts).pvalue > 1e-6
+
+    def test_no_two_units_have_one_label(self) -> None:
+        assert len(np.unique(labels(10_000, None, SecureSampling()))) == 10_000
+
+    def test_one_seed_one_labelling(self) -> None:
+        one, again = (labels(9, None, np.random.default_rng(4)) for _ in range(2))
+        assert (one == again).all()
+
+
+class TestSecureSampling:
+    def test_uniform(self) -> None:
+        assert stats.kstest(SecureSampling().random(200_000), "uniform").pvalue > 1e-6
+
+    def test_no_two_calls_and_no_two_processes_draw_alike(self) -> None:
+        source = SecureSampling()
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            drawn = [tuple(row) for row in pool.map(source.random, [64] * 8)]
+        drawn += [tuple(source.random(64)), tuple(copy.deepcopy(source).random(64))]
+        assert len(set(drawn)) == 10
+
+    def test_it_says_that_it_is_secret_and_generators_of_numpy_do_not(self) -> None:
+        assert is_secret(SecureSampling())
+        assert not is_secret(np.random.default_rng())
+        assert not is_secret(np.random.default_rng(3))

@@ -17,6 +17,7 @@ from saltflat.data import DatasetUnits, TensorUnits
 from saltflat.errors import AccountingError, BudgetError, SettingError
 from saltflat.methods import DPSGD, SAM, SAT, Secant
 from saltflat.optimizers import EMA, SGD, Adam, Torch
+from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger
 
@@ -109,17 +110,20 @@ class TestLoop:
     def test_a_ledger_is_a_meter(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "twelve.ledger", dataset="twelve") as ledger:
             with ledger.run("one", unit="example", block=2) as meter:
-                run(plan(phase(steps=5)), meter=meter)
+                run(plan(phase(steps=5)), meter=meter, noise=SecureNoise(), sampling=SecureSampling())
             assert ledger.history.steps() == {(0.5, 1.0): 5}
             assert ledger.epsilon(1e-5) == pytest.approx(plan(phase(steps=5)).epsilon(1e-5))
 
     def test_the_step_past_the_budget_is_not_taken(self, tmp_path: Path) -> None:
-        noise, most = FixedNoise(), plan(phase(steps=3)).epsilon(1e-5)
+        class Secret(FixedNoise):
+            private = True
+
+        noise, most = Secret(), plan(phase(steps=3)).epsilon(1e-5)
         budget = Budget(epsilon=most * 1.001, delta=1e-5)
         with Ledger.open(tmp_path / "twelve.ledger", dataset="twelve", budget=budget) as ledger:
             meter = ledger.run("one", unit="example")
             with pytest.raises(BudgetError):
-                run(plan(phase(steps=5)), meter=meter, noise=noise)
+                run(plan(phase(steps=5)), meter=meter, noise=noise, sampling=SecureSampling())
         assert noise.calls == 3
 
     def test_progress(self) -> None:

@@ -10,7 +10,6 @@ from steps import beside
 from torch import Generator, Tensor, nn
 
 from saltflat import Phase, Plan, per_example, supervised, train
-from saltflat.core.check import check_step
 from saltflat.core.train import trainable
 from saltflat.data import Cutout, Flip, PadCrop, TensorUnits, augment
 from saltflat.errors import DataError, ModelError, SettingError
@@ -168,7 +167,7 @@ class TestInThePrivateStep:
         model, batch = network(), (images() / 255, torch.arange(6) % 5)
         make = lambda: augment(PadCrop(2), Flip(), views=4, generator=seeded())
         point = trainable(model)
-        chunk = per_example(model, LOSS, views=4, augment=make())([point], [1.0], batch)
+        chunk = per_example(model, LOSS, views=4, augment=make()).still(alike=False)([point], [1.0], batch)
         rows, labels = make()(batch)
         for unit in range(6):
             own = slice(4 * unit, 4 * unit + 4)
@@ -184,16 +183,11 @@ class TestInThePrivateStep:
         with pytest.raises(SettingError, match=f"views={declared} were declared"):
             contribution([trainable(network())], [1.0], (images(), torch.arange(6) % 5))
 
-    def test_the_first_check_repeats_the_draws_and_gives_them_back(self) -> None:
+    def test_the_first_check_gives_the_draws_back(self) -> None:
         model, units = network(), TensorUnits((images() / 255, torch.arange(6) % 5))
         own = augment(PadCrop(2), Flip(), views=2)
-        contribution = per_example(model, LOSS, views=2, augment=own)
-        check_step(contribution, trainable(model), lambda i: units.take(i), 6)
         state = own.generator.get_state()
-        from saltflat.core.check import _one_random_state
-
-        with _one_random_state(contribution):
-            own(units.tensors)
+        per_example(model, LOSS, views=2, augment=own).check(trainable(model), units.take, 6)
         assert torch.equal(own.generator.get_state(), state)
 
     def test_an_augmentation_that_mixes_examples_is_refused(self) -> None:
@@ -204,7 +198,7 @@ class TestInThePrivateStep:
         units = TensorUnits((images() / 255, torch.arange(6) % 5))
         contribution = per_example(network(), LOSS, augment=augment(mixup))
         with pytest.raises(ModelError, match="mixes"):
-            check_step(contribution, trainable(network()), units.take, 6)
+            contribution.check(trainable(network()), units.take, 6)
 
     def test_it_trains(self) -> None:
         model, units = network(), TensorUnits((images(40) / 255, torch.arange(40) % 5))

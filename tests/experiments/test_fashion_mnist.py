@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ from formats import pixels, write_idx
 
 from saltflat.data import UNIT, Examples
 from saltflat.errors import DataError, SettingError
+from saltflat.recipes import plan_of, shipped
+from saltflat.recipes.build import draft_of
 
 PAPERS = {"data": "fashion-mnist", "epsilon": 3.0, "seed": 0, "epochs": 40}
 
@@ -97,7 +100,7 @@ def test_an_interruption_leaves_the_finished_runs(tiny: Path, monkeypatch: pytes
     [
         (["--batch=1000"], "does not fit into 48"),
         (["--methods", "dp-sgd", "sai"], "more than these"),
-        (["--epsilon", "3", "nan"], "got nan"),
+        (["--methods", "dp-sgd", "--epsilon", "3", "nan"], "got nan"),
         (["--data-dir=/nowhere"], "not a folder"),
     ],
 )
@@ -109,18 +112,27 @@ def test_wrong_settings_are_one_line(
     assert not results.read(tiny / "results.jsonl")  # refused before the first run, not between two
 
 
-@pytest.mark.parametrize("method", fashion_mnist.METHODS)
+@pytest.mark.parametrize("method", fashion_mnist.RECIPES)
 def test_the_papers_plans(method: str) -> None:
-    epochs = fashion_mnist.EPOCHS.get(method, 40)
+    epochs = 10 if method == "dplis" else 40
     settings = fashion_mnist.Settings(**{**PAPERS, "method": method, "epochs": epochs})
-    plan = fashion_mnist.draft(settings, 60_000)
+    plan = draft_of(fashion_mnist.recipe_of(settings, 60_000), 60_000)
     assert (plan.rate, plan.steps) == (1 / 30, 30 * epochs)
     assert all(phase.clip_norm == 0.1 for phase in plan.phases)
+    assert plan == draft_of(shipped(fashion_mnist.RECIPES[method]), 60_000)  # seed 0 is the recipe itself
+
+
+def test_every_result_on_file_is_recognised_as_done() -> None:
+    found = results.read(Path(fashion_mnist.__file__).with_name("results.jsonl"))
+    assert len(found) == 18
+    for one in found:
+        own = {f.name: one["settings"][f.name] for f in dataclasses.fields(fashion_mnist.Settings)}
+        assert fashion_mnist.done(fashion_mnist.Settings(**own), one["size"], [one]), one["settings"]
 
 
 def test_sai_has_two_phases_that_spend_one_budget() -> None:
     settings = fashion_mnist.Settings(**PAPERS, method="sai")
-    plan = fashion_mnist.calibrated(fashion_mnist.draft(settings, 60_000), settings)
+    plan = plan_of(fashion_mnist.recipe_of(settings, 60_000), 60_000)
     assert [phase.steps for phase in plan.phases] == [450, 750]
     assert [phase.optimizer.lr for phase in plan.phases] == [2.0, 0.1]
     assert plan.phases[0].noise_multiplier < plan.phases[1].noise_multiplier
@@ -153,14 +165,32 @@ def test_only_the_same_experiment_counts_as_done() -> None:
         assert not fashion_mnist.done(changed, 60_000, found), other
 
 
-@pytest.mark.parametrize(("name", "value"), [("RADIUS", 0.05), ("SAI_SHARE", 0.8), ("SECOND_LR", 0.2)])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("phase.0.method.SAT.radius", 0.05),
+        ("phase.1.optimizer.SGD.lr", 0.2),
+        ("phase.0.clip_norm", 0.2),
+        ("phase.1.clip_norm", {"Automatic": {}}),
+        ("ema.EMA.decay", 0.99),
+        ("delta", 1e-6),
+    ],
+)
 def test_a_changed_hyper_parameter_is_another_experiment(
-    name: str, value: float, monkeypatch: pytest.MonkeyPatch
+    key: str, value: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = fashion_mnist.Settings(**PAPERS, method="sai")
     found = [fashion_mnist.identity(settings, 60_000)]
     assert fashion_mnist.done(settings, 60_000, found)
-    monkeypatch.setattr(fashion_mnist, name, value)
+    monkeypatch.setattr(fashion_mnist, "shipped", lambda name: shipped(name).but({key: value}))
+    assert not fashion_mnist.done(settings, 60_000, found)
+
+
+def test_another_portion_is_another_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = fashion_mnist.Settings(**PAPERS, method="sai")
+    found = [fashion_mnist.identity(settings, 60_000)]
+    other = shipped("fashion-mnist-sai-eps3").but({"phase.0.portion": 0.8, "phase.1.portion": 0.2})
+    monkeypatch.setattr(fashion_mnist, "shipped", lambda name: other)
     assert not fashion_mnist.done(settings, 60_000, found)
 
 
@@ -174,7 +204,7 @@ def test_accuracy_is_that_of_the_given_weights() -> None:
 
 def test_sai_needs_epochs_for_its_second_phase() -> None:
     with pytest.raises(SettingError, match="15 epochs"):
-        fashion_mnist.draft(fashion_mnist.Settings(**{**PAPERS, "epochs": 15}, method="sai"), 60_000)
+        fashion_mnist.recipe_of(fashion_mnist.Settings(**{**PAPERS, "epochs": 15}, method="sai"), 60_000)
 
 
 def test_a_torn_last_line_is_passed_over_and_replaced(tmp_path: Path) -> None:

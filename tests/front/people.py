@@ -19,9 +19,18 @@ class Secret(FixedNoise):
     private = True
 
 
+class SecretCoins:
+    """The same for draws of units."""
+
+    private = True
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed).random
+
+
 def around(seed: int = 0, **more: Any) -> dict[str, Any]:
     """Equal noise and equal samples at every call."""
-    given = {"noise": Secret(seed), "sampling": np.random.default_rng(seed), "physical": 5}
+    given = {"noise": Secret(seed), "sampling": SecretCoins(seed), "physical": 5}
     return beside(**given | more)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -308,3 +308,28 @@ def test_steps_on_record_beyond_the_plan_are_added_to_it() -> None:
     more = two.event_on_record({(two.rate, 1.5): 6, (two.rate, 2.0): 1})
     by_hand = compose(accounting_event(two.rate, 1.5, 6), accounting_event(two.rate, 2.0, 1))
     assert bounds.epsilon(more, 1e-3) == pytest.approx(bounds.epsilon(by_hand, 1e-3))
+
+
+class TestSize:
+    """How many examples there are is public if it was declared; if it was read, the statement says so."""
+
+    SETTINGS: ClassVar = {"epsilon": 3, "delta": 1e-3, "batch_size": 4, "epochs": 1}
+
+    def test_a_declared_size_is_the_plans(self) -> None:
+        fitted = sf.fit(network(), CRITERION, examples(), size=20, **self.SETTINGS)
+        assert (fitted.plan.size, fitted.plan.rate) == (20, 0.2)
+        assert not any("read from the data" in each for each in fitted.statement.not_covered)
+
+    def test_a_size_that_was_read_is_said_to_be(self) -> None:
+        fitted = sf.fit(network(), CRITERION, examples(), **self.SETTINGS)
+        assert fitted.plan.size == 12
+        assert "read from the data" in fitted.statement.as_text()
+
+    def test_more_examples_than_declared_are_refused(self) -> None:
+        with pytest.raises(SettingError, match="more than the 5 examples that were declared"):
+            sf.fit(network(), CRITERION, examples(), size=5, **self.SETTINGS)
+
+    @pytest.mark.parametrize("size", [0, -1, 2.5, "many"])
+    def test_wrong_sizes(self, size: object) -> None:
+        with pytest.raises(SettingError, match="size is a public number"):
+            sf.fit(network(), CRITERION, examples(), size=size, **self.SETTINGS)

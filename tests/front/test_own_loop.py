@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
+import pickle
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from steps import CRITERION, examples, network, phase, plan, point_of
 from torch import nn
 
 import saltflat as sf
-from saltflat.errors import BudgetError, ModelError, PrivacyError, SettingError
+from saltflat.errors import BudgetError, CopyError, ModelError, PrivacyError, SettingError
 from saltflat.front import PrivateLoop
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import phase_event
@@ -338,6 +342,83 @@ class TestBatches:
         while not private.finished:
             lengths.append(sum(private.step(batch) is None for batch in private.epoch()))
         assert lengths == [2, 2, 1]
+
+
+class Slow:
+    """A meter that lets other threads go on while it writes."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def step(self, rate: float, noise_multiplier: float) -> None:
+        time.sleep(0.02)
+        self.steps += 1
+
+
+def in_threads(*works: Any) -> list[BaseException]:
+    """What the threads raised, in no order."""
+    raised: list[BaseException] = []
+
+    def caught(work: Any) -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=caught, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+class TestOneLoop:
+    @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+    def test_it_is_neither_copied_nor_pickled(self, copied) -> None:
+        private = loop(network())
+        with pytest.raises(CopyError, match="a PrivateLoop counts what is spent and exists once") as caught:
+            copied(private)
+        assert "\n" not in str(caught.value)
+
+    def test_two_threads_step_a_batch_once(self) -> None:
+        meter, noise = Slow(), Secret()
+        private = loop(network(), **around(meter=meter, noise=noise))
+        batch = next(iter(private))
+        raised = in_threads(*[lambda: private.step(batch)] * 4)
+        assert [type(error) for error in raised] == [PrivacyError] * 3
+        assert private.done == meter.steps == noise.calls == 1
+
+    def test_threads_that_loop_take_the_planned_steps_and_no_more(self) -> None:
+        """Each draws while another one steps; who comes late with a batch is told so and goes on."""
+        meter, noise = Slow(), Secret()
+        private = loop(network(), plan(phase(steps=12)), **around(meter=meter, noise=noise))
+
+        def work() -> None:
+            while not private.finished:
+                with suppress(PrivacyError):
+                    for batch in private:
+                        private.step(batch)
+
+        assert in_threads(*[work] * 4) == []
+        assert private.done == meter.steps == noise.calls == 12
+        assert private.epsilon() == pytest.approx(private.statement.epsilon)
+
+    def test_a_step_inside_a_step_is_refused(self) -> None:
+        """Else the outer one would set the count back, and one step more than planned could be taken."""
+        raised: list[PrivacyError] = []
+
+        class Nested(Secret):
+            def normal(self, like):
+                with pytest.raises(PrivacyError, match=r"is being taken|all 4 planned") as caught:
+                    private.step(next(iter(private)))
+                raised.append(caught.value)
+                return super().normal(like)
+
+        private = loop(network(), **around(noise=Nested()))
+        for batch in private:
+            private.step(batch)
+        assert len(raised) == private.done == 4
 
 
 class TestFirstSteps:

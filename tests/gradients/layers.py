@@ -231,6 +231,24 @@ class Typed(nn.Module):
         return self.out(z.transpose(1, 2).flatten(2))
 
 
+class Cells(nn.Module):
+    """A recurrence written as a loop over a cell, from a state that forward makes itself."""
+
+    def __init__(self, kind: str, **options: object) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(WORDS, 6), nn.Linear(6, WORDS)
+        self.cell = getattr(nn, kind)(6, 6, **options)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x, found = self.embedding(words), []
+        state = torch.zeros(len(x), 6, dtype=x.dtype)
+        both = (state, state.clone()) if isinstance(self.cell, nn.LSTMCell) else state
+        for time in range(x.shape[1]):
+            both = self.cell(x[:, time], both)
+            found.append(both[0] if isinstance(both, tuple) else both)
+        return self.out(torch.stack(found, 1))
+
+
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
@@ -332,6 +350,11 @@ FAMILIES: dict[str, Family] = {
     "gru, last state": Family(lambda: LastState("GRU"), (4, 3)),
     "rnn": Family(lambda: Words("RNN", nonlinearity="relu"), (5,), tokens=True),
     "rnn, tanh": Family(lambda: Words("RNN"), (5,), tokens=True),
+    "lstm cell": Family(lambda: Cells("LSTMCell"), (5,), tokens=True),
+    "gru cell": Family(lambda: Cells("GRUCell"), (5,), tokens=True),
+    "gru cell, no bias": Family(lambda: Cells("GRUCell", bias=False), (5,), tokens=True),
+    "rnn cell": Family(lambda: Cells("RNNCell"), (5,), tokens=True),
+    "rnn cell, relu": Family(lambda: Cells("RNNCell", nonlinearity="relu"), (5,), tokens=True),
     "tied": Family(lambda: Words("LSTM", tie=True), (7,), tokens=True),
     "attention": Family(lambda: Attention(batch_first=True, add_bias_kv=True), (4, 8)),
     "attention, time first": Family(lambda: Attention(bias=False), (4, 8)),

@@ -27,6 +27,7 @@ from saltflat.landscape import (
     line,
     m_sharpness,
     noise_effect,
+    noise_growth,
     noise_tolerance,
     norm_histogram,
     of_model,
@@ -42,6 +43,7 @@ from saltflat.landscape import (
 from saltflat.landscape.draws import gaussian, source
 from saltflat.landscape.flat import flatten
 from saltflat.landscape.subset import evenly, fingerprint
+from saltflat.optimizers import SGD
 from saltflat.tree import Released, Tree, add, norm, size
 
 SPECTRUM = torch.tensor([0.5, 1.0, 2.0, 4.0, 8.0, 16.0])
@@ -163,6 +165,7 @@ def test_passes_are_counted() -> None:
         (lambda: average_gap(BOWL.objective, BOWL.params, radius=math.inf), SettingError, "finite"),
         (lambda: average_gap(BOWL.objective, BOWL.params, radius=1.0, draws=0), SettingError, "draws"),
         (lambda: noise_tolerance(BOWL.objective, BOWL.params, std=math.nan), SettingError, "std"),
+        (lambda: noise_growth(3, momentum=1.0), SettingError, "momentum must lie in"),
         (
             lambda: surface(BOWL.objective, BOWL.params, [BOWL.params], [0], [0]),
             SettingError,
@@ -257,6 +260,30 @@ def test_noise_tolerance_of_a_bowl_grows_with_the_number_of_steps() -> None:
     for t, rise in found:
         assert math.isclose(rise, t * 0.1**2 * float(SPECTRUM.sum()) / 2, rel_tol=0.08), t
     assert math.isclose(found[1][1] / found[0][1], 4, rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("steps", [1, 2, 10, 60])
+def test_the_noise_of_many_steps_is_what_sgd_makes_of_it(momentum: float, steps: int) -> None:
+    """Noise alone through the optimizer itself: what it leaves on each of 20,000 weights."""
+    lr, s, drawn = 0.3, 0.02, torch.Generator().manual_seed(7)
+    sgd, weights = SGD(lr=lr, momentum=momentum), {"w": torch.zeros(20_000).double()}
+    state = sgd.init(weights)
+    for _ in range(steps):
+        noise = {"w": s * torch.randn(20_000, generator=drawn).double()}
+        weights, state = sgd.step(weights, noise, state)
+    left = float(weights["w"].std())
+    assert math.isclose(left, lr * s * noise_growth(steps, momentum=momentum), rel_tol=0.02)
+
+
+def test_momentum_multiplies_the_noise_of_many_steps() -> None:
+    assert math.isclose(noise_growth(10**5, momentum=0.9), 10 * math.sqrt(10**5), rel_tol=1e-3)
+    without, carried = (
+        noise_tolerance(BOWL.objective, BOWL.params, std=0.1, momentum=m, steps=(1, 1000)) for m in (0.0, 0.9)
+    )
+    assert carried[0] == without[0]  # one step knows no momentum
+    growth = noise_growth(1000, momentum=0.9) ** 2 / 1000
+    assert math.isclose(carried[1][1] / without[1][1], growth, rel_tol=1e-6)
 
 
 # Directions and surfaces.

@@ -66,12 +66,19 @@ class TestSAI:
         with pytest.raises(SettingError, match="joint_ratio"):
             sai(**SETTING, budget_split="joint")
 
+    def test_decimal_portions_are_those_of_sai(self) -> None:
+        whole, budget = sai(**SETTING, portion=0.9), {"epsilon": 2.0, "delta": 1e-5}
+        assert split_budget(whole, portions=(0.9, 0.1), **budget) == whole
+        for wrong in ((0.9, 0.2), (0.9,), (0.5, 0.3, 0.2)):
+            with pytest.raises(AccountingError, match="summing to 1"):
+                split_budget(whole, portions=wrong, **budget)
+
     def test_second_samples_and_schedules_are_paid_for(self) -> None:
         phases = (
             phase(method=SAM(0.1, fresh=True), steps=10),
             phase(steps=10, noise_schedule=Piecewise((1.0, 0.8), ends=(5,))),
         )
-        whole = split_budget(plan(*phases, rate=0.1), shares=(0.8, 0.2), epsilon=2.0, delta=1e-5)
+        whole = split_budget(plan(*phases, rate=0.1), portions=(0.8, 0.2), epsilon=2.0, delta=1e-5)
         assert 0.99 * 2.0 <= whole.epsilon(1e-5) <= 2.0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -62,3 +63,40 @@ def test_a_run_knows_what_is_on_record_under_its_name(tmp_path: Path) -> None:
         run.step(0.1, 2.0)
         assert run.epsilon(DELTA) == epsilon_of({(0.1, 2.0): 31}, DELTA, "add-or-remove")
         assert run.charged() == {(0.1, 2.0): 31}
+
+
+def test_a_run_with_an_identity_is_one_whatever_it_is_called(tmp_path: Path) -> None:
+    """Neither another spelling of its name hides its steps, nor do those of a namesake count as its own."""
+    with Ledger.open(tmp_path / "a.ledger", dataset="digits") as ledger:
+        ledger.run("runs/one", identity="a1").charge(0.1, 2.0, steps=30)
+        ledger.run("runs/one", identity="b2").charge(0.1, 2.0, steps=500)
+        ledger.run("a1").charge(0.1, 2.0, steps=500)
+        run = ledger.run("/home/runs/one", identity="a1")
+        run.charge(0.1, 2.0, steps=7)
+        assert run.charged() == {(0.1, 2.0): 37}
+        assert run.epsilon(DELTA) == epsilon_of({(0.1, 2.0): 37}, DELTA, "add-or-remove")
+        assert run.account == "a1"
+    history = read(tmp_path / "a.ledger")
+    assert history.steps(history.identified("a1")) == {(0.1, 2.0): 37}
+    assert history.identified("c3") == []
+    assert [history.steps(starts) for starts in history.starts().values()] == [
+        {(0.1, 2.0): 37},
+        {(0.1, 2.0): 500},
+        {(0.1, 2.0): 500},
+    ]
+
+
+def test_a_run_without_an_identity_goes_on_under_its_name(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "a.ledger", dataset="digits") as ledger:
+        ledger.run("one").charge(0.1, 2.0, steps=30)
+        run = ledger.run("one")
+        run.charge(0.1, 2.0)
+        assert (run.account, run.charged()) == ("one", {(0.1, 2.0): 31})
+    assert all("identity" not in entry.body for entry in read(tmp_path / "a.ledger").began())
+
+
+@pytest.mark.parametrize("identity", ["", "a\nb", "x" * 201, 3])
+def test_an_identity_is_short_and_on_one_line(tmp_path: Path, identity: Any) -> None:
+    ledger = Ledger.open(tmp_path / "a.ledger", dataset="digits")
+    with ledger, pytest.raises(SettingError, match="identity="):
+        ledger.run("one", identity=identity)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import json
 import math
 import mmap
 import os
+import pickle
 import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -26,8 +29,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from power_cut import Disk, Recorder
 
-from saltflat.errors import AccountingError, BudgetError, LedgerError, SettingError
-from saltflat.privacy.record import durable, format
+from saltflat.errors import AccountingError, BudgetError, CopyError, LedgerError, SettingError
+from saltflat.privacy.record import durable, format, single
 from saltflat.privacy.record import ledger as module
 from saltflat.privacy.record.history import Budget, epsilon_of, read
 from saltflat.privacy.record.ledger import Ledger, Run
@@ -218,8 +221,8 @@ def test_an_older_copy_of_the_ledger_is_noticed_through_the_head_in_a_checkpoint
     with open_ledger(path) as ledger:
         ledger.run("later").charge(*COST)
         head = ledger.head
-    for file, copy in zip(both, copies, strict=True):
-        file.write_bytes(copy)
+    for file, older in zip(both, copies, strict=True):
+        file.write_bytes(older)
     with open_ledger(path) as ledger, pytest.raises(LedgerError, match="older copy"):
         ledger.expect(head)
 
@@ -363,6 +366,196 @@ def test_a_closed_ledger_allows_no_step(tmp_path: Path) -> None:
         run.step(*COST)
     with pytest.raises(LedgerError, match="not open"):
         run.step(*COST)
+
+
+# copies and threads
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_what_counts_steps_is_neither_copied_nor_pickled(
+    tmp_path: Path, copied: Callable[[Any], Any]
+) -> None:
+    """Two copies of a run would share a block that was paid for once: 127 steps were taken on 64."""
+    with open_ledger(tmp_path / "a.ledger") as ledger, ledger.run("one", block=64) as run:
+        run.step(*COST)
+        for single in (run, ledger):
+            with pytest.raises(CopyError, match="exists once") as caught:
+                copied(single)
+            assert isinstance(caught.value, TypeError)
+            assert "\n" not in str(caught.value)
+
+
+def test_mutant_a_run_that_can_be_copied_takes_steps_that_are_not_on_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(single.Single, "__reduce_ex__", object.__reduce_ex__)
+    with open_ledger(tmp_path / "a.ledger") as ledger:
+        run = ledger.run("one", block=64)
+        run.step(*COST)
+        for each in (run, copy.copy(run)):
+            for _ in range(63):
+                each.step(*COST)
+        assert charged(ledger.path) == 64 < 1 + 2 * 63
+
+
+def in_threads(work: Callable[[], None], count: int = 8) -> list[BaseException]:
+    """Do ``work`` in several threads that start together; what they raised."""
+    start, raised = threading.Barrier(count), []
+
+    def begin() -> None:
+        start.wait()
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=begin) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
+
+
+def test_every_step_that_any_thread_takes_is_on_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    with open_ledger(path) as ledger, ledger.run("one", block=7) as run:
+        assert in_threads(lambda: [run.step(*COST) for _ in range(100)]) == []
+        assert charged(path) >= 800
+    assert charged(path) == 800
+
+
+def test_threads_that_begin_runs_at_once_agree_on_the_unit(tmp_path: Path) -> None:
+    units = iter(["example", "user"] * 4)
+    with open_ledger(tmp_path / "a.ledger") as ledger:
+        raised = in_threads(lambda: ledger.run("one", unit=next(units)) and None)
+        assert [type(error) for error in raised] == [LedgerError] * 4
+        assert len({entry.body["unit"] for entry in ledger.history.began()}) == 1
+
+
+# files that change under the writer
+
+
+def older_copy(path: Path) -> None:
+    """As `mv` would do: another file in its place, without its last line."""
+    beside = path.with_name("older")
+    beside.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    beside.replace(path)
+
+
+def overwritten(path: Path) -> None:
+    """As `cp` would do: the same file, with the content of an older copy."""
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+
+
+def both_older(path: Path) -> None:
+    head = path.with_name(path.name + ".head")
+    entries = read(path).entries
+    overwritten(path)
+    head.write_bytes(format.head_line(entries[-2]))
+
+
+def appended(path: Path) -> None:
+    entry = format.entry_after(
+        read(path).entries[-1], "budget", {"epsilon": 99.0, "delta": 0.1, "order": None}
+    )
+    script = f"import sys; open(sys.argv[1], 'ab').write({format.line(entry)!r})"
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+
+
+def equal_copy(path: Path) -> None:
+    """Byte by byte the same, and yet not the file that the writer holds: what it writes now is lost."""
+    shutil.copy(path, path.with_name("copy"))
+    path.with_name("copy").replace(path)
+
+
+HOSTILE: dict[str, Callable[[Path], Any]] = {
+    "ledger removed": Path.unlink,
+    "replaced by an older copy": older_copy,
+    "replaced by an equal copy": equal_copy,
+    "overwritten by an older copy": overwritten,
+    "both overwritten by older copies": both_older,
+    "head removed": lambda path: path.with_name(path.name + ".head").unlink(),
+    "head of another ledger": lambda path: path.with_name(path.name + ".head").write_bytes(
+        format.head_line(format.first_entry({"dataset": "other"}))
+    ),
+    "head damaged": lambda path: path.with_name(path.name + ".head").write_bytes(b"{}"),
+    "folder renamed": lambda path: path.parent.rename(path.parent.with_name("renamed")),
+    "folder replaced by a file": lambda path: (shutil.rmtree(path.parent), path.parent.write_bytes(b"")),
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "emptied": lambda path: os.truncate(path, 0),
+    "appended to by another process": appended,
+}
+
+
+@pytest.mark.parametrize("end", ["step", "close", "charged", "run", "charge"])
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_files_that_change_under_the_writer_are_noticed_at_the_next_block(
+    tmp_path: Path, hostile: str, end: str
+) -> None:
+    """One line, no further step, whichever way the writer goes on; a whole block is used up, so none is settled."""
+    path = tmp_path / "in" / "a.ledger"
+    path.parent.mkdir()
+    ledger = open_ledger(path)
+    run = ledger.run("one", block=4)
+    for _ in range(4):
+        run.step(*COST)
+    HOSTILE[hostile](path)
+    ways: dict[str, Callable[[], Any]] = {
+        "step": lambda: run.step(*COST),
+        "close": ledger.close,
+        "charged": run.charged,
+        "run": lambda: ledger.run("two"),
+        "charge": lambda: run.charge(*COST),
+    }
+    with pytest.raises(LedgerError) as caught:
+        ways[end]()
+    assert "\n" not in str(caught.value)
+    with pytest.raises(LedgerError, match="not open"):
+        run.step(*COST)
+    ledger.close()  # nothing more to say
+
+
+@pytest.mark.parametrize("hostile", ["ledger removed", "replaced by an older copy", "head removed"])
+def test_mutant_a_writer_that_trusts_what_it_holds_open_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hostile: str
+) -> None:
+    monkeypatch.setattr(Ledger, "_check_files", lambda ledger, descriptor: None)
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        test_files_that_change_under_the_writer_are_noticed_at_the_next_block(tmp_path, hostile, "step")
+
+
+def test_steps_inside_a_block_touch_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touched(*args: Any, **how: Any) -> None:
+        raise AssertionError("a step inside a block went to the disk")
+
+    with open_ledger(tmp_path / "a.ledger") as ledger:
+        run = ledger.run("one", block=8)
+        run.step(*COST)
+        with monkeypatch.context() as patch:
+            calls = ("open", "read", "write", "stat", "fstat", "fsync", "replace")
+            without = SimpleNamespace(**{**vars(os), **dict.fromkeys(calls, touched)})
+            patch.setattr(module, "os", without)
+            patch.setattr(durable, "os", without)
+            patch.setattr(module, "read_head", touched)
+            for _ in range(7):
+                run.step(*COST)
+            with pytest.raises(AssertionError, match="went to the disk"):
+                run.step(*COST)
+
+
+def test_a_process_that_goes_to_another_folder_keeps_its_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with Ledger.open("a.ledger", dataset="digits") as ledger, ledger.run("one", block=2) as run:
+        run.step(*COST)
+        monkeypatch.chdir(tmp_path / "else")
+        for _ in range(4):
+            run.step(*COST)
+    assert charged(tmp_path / "a.ledger") == 5
+    assert not os.listdir(tmp_path / "else")
 
 
 # a disk that fails
@@ -821,11 +1014,11 @@ def test_d5_lost_files_are_noticed(tmp_path: Path) -> None:
 def test_verify_notices_a_change_under_the_writer(tmp_path: Path) -> None:
     path = tmp_path / "a.ledger"
     write_some(path)
-    with open_ledger(path) as ledger:
+    ledger = open_ledger(path)
+    ledger.verify()
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(LedgerError):
         ledger.verify()
-        path.write_bytes(path.read_bytes()[:-40])
-        with pytest.raises(LedgerError):
-            ledger.verify()
 
 
 @pytest.mark.parametrize(
@@ -857,10 +1050,19 @@ def test_what_is_not_a_ledger_gives_one_line_and_is_left_alone(tmp_path: Path, c
         ("begin", {"format": 1, "dataset": "x", "time": ""}),
         ("charge", {"run": 1, "rate": 0.5, "noise_multiplier": 1.0, "steps": -5}),
         ("charge", {"run": 1, "rate": 2.0, "noise_multiplier": 1.0, "steps": 5}),
+        ("chosen", {"run": 1, "rate": 0.5, "planned": []}),
+        ("chosen", {"run": 1, "rate": 0.0, "planned": [[1.0, 5]]}),
+        ("chosen", {"run": 1, "rate": 0.5, "planned": [[1.0, -5]]}),
+        ("chosen", {"run": 1, "rate": 0.5, "planned": [[0.0, 5]]}),
+        ("chosen", {"run": 1, "rate": 0.5, "planned": 7}),
         ("settle", {"charge": 2, "steps": -1}),
         ("settle", {"charge": "2", "steps": 1}),
         ("budget", {"epsilon": -1.0, "delta": 1e-5, "order": None}),
         ("run", {"name": "x"}),
+        (
+            "run",
+            {"name": "x", "unit": "example", "adjacency": "replace", "stamp": "", "time": "", "identity": 3},
+        ),
         ("other", {}),
     ],
 )

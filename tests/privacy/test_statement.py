@@ -15,6 +15,7 @@ from saltflat.privacy.record.statement import (
     NOT_COVERED,
     SEEDED,
     Declared,
+    delta_warnings,
     membership_advantage,
     posterior_bound,
     rounded_up,
@@ -78,6 +79,14 @@ def test_a_large_delta_is_warned_about(delta: float, warned: bool) -> None:
     found = state(RUN, Declared(delta=delta, size=60_000))
     assert bool(found.warnings) is warned
     assert ("Warning: delta" in found.as_text()) is warned
+
+
+@pytest.mark.parametrize("size", [60_000, 1437, 7, 10**6, 73_257])
+def test_the_advised_delta_is_never_rounded_up(size: int) -> None:
+    (warning,) = delta_warnings(Declared(delta=0.9 / size, size=size))
+    advised = float(warning.split("; ")[1].split(" or less")[0])
+    assert 0.09 / size < advised <= 0.1 / size * (1 + 1e-9)
+    assert delta_warnings(Declared(delta=advised, size=size)) == ()
 
 
 def test_a_delta_above_one_over_n_is_refused_unless_reproducing() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger
 from saltflat.privacy.record.statement import Declared, state
-from saltflat.recipes.recipe import Recipe
+from saltflat.recipes import shipped
 
+METHODS = {"dp-sat": {"SAT": {"radius": 0.03}}, "dp-sgd": "DPSGD"}
 RATE, NOISE, STEPS, DELTA = 0.25, 6.0, 40, 1e-5
 READINGS = 10
 
@@ -25,7 +25,8 @@ def write_run(
 ) -> Path:
     """A run of so many of its steps, charged in its ledger; one that has not ended has no statement and no model."""
     path.mkdir(parents=True)
-    recipe = replace(Recipe(), method=method, batch_size=359, epochs=STEPS * RATE)
+    settings = {"phase.0.method": METHODS[method], "batch_size": 359, "phase.0.epochs": STEPS * RATE}
+    recipe = shipped("digits").but(settings)
     (path / "recipe.toml").write_text(recipe.as_toml())
     with Ledger.open(path / "ledger.jsonl", dataset="digits", budget=Budget(3.0, DELTA)) as book:
         book.run("a run", unit="example").charge(RATE, NOISE, steps=steps)

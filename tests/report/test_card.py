@@ -27,7 +27,7 @@ def test_a_card(tmp_path: Path) -> None:
     path = write_landscape(write_run(tmp_path / "one"))
     text = card(gather([path]))
     facts = front(text)
-    assert facts["tags"] == ["differential-privacy", "saltflat", "dp-sat"]
+    assert facts["tags"] == ["differential-privacy", "saltflat", "SAT"]
     assert facts["pipeline_tag"] == "image-classification"
     (result,) = facts["model-index"][0]["results"]
     assert result["dataset"]["name"] == "digits"
@@ -37,7 +37,7 @@ def test_a_card(tmp_path: Path) -> None:
         "| epsilon | 1.026 |",
         "| sampling | Poisson sampling at rate 0.25 |",
         "Not covered: ",
-        "| clip\\_norm | 0.1 |",
+        "| phase.0.clip\\_norm | 0.1 |",
         "| weight norm | 7.25 |",
         "from saltflat.models import digits_cnn",
     ):
@@ -54,6 +54,14 @@ def test_the_code_in_it_loads_the_model(tmp_path: Path, monkeypatch: pytest.Monk
     code = card(gather([path])).split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(path)
     exec(compile(code, "card", "exec"), {})
+
+
+def test_the_code_in_it_has_the_networks_settings(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    text = (path / "recipe.toml").read_text()
+    changed = text.replace('"digits_cnn"', "{tutorial_cnn = {in_channels = 3, side = 32}}")
+    (path / "recipe.toml").write_text(changed)
+    assert "\nmodel = tutorial_cnn(in_channels=3, side=32)\n" in card(gather([path]))
 
 
 def test_nothing_measured_on_private_data_is_in_it(tmp_path: Path) -> None:
@@ -81,6 +89,15 @@ def test_a_seeded_run_has_no_guarantee(tmp_path: Path) -> None:
     text = card(gather([path]))
     assert "**NOT PRIVATE: seeded. This model has no privacy guarantee.**" in text
     assert "| epsilon | NOT PRIVATE: seeded |" in text
+
+
+def test_a_run_that_ended_at_no_number_has_no_result(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 44, "accuracy": NaN}\n')
+    text = card(gather([path]))
+    assert "model-index" not in front(text)
+    assert "Test accuracy: not a number at the end (step 44)." in text
 
 
 def test_names_stay_text(tmp_path: Path) -> None:

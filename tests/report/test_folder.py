@@ -24,6 +24,7 @@ from folders import (
 from saltflat.errors import DataError
 from saltflat.privacy.record.history import epsilon_of, read
 from saltflat.privacy.record.ledger import Ledger
+from saltflat.recipes.old import DEFAULTS
 from saltflat.report.folder import Kept, gather, unique_names
 
 
@@ -39,7 +40,7 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert not run.empty
     assert [each.step for each in run.readings.value or ()] == list(range(4, STEPS + 1, 4))
     assert run.accuracy == pytest.approx(reading(STEPS)["accuracy"])
-    assert run.setting("method") == "dp-sat"
+    assert run.setting("method") == "SAT"
     parts = [run.recipe, run.readings, run.statement, run.ledger, *vars(run.shapes).values()]
     assert [part.trouble for part in parts] == [""] * len(parts)
     absent = [name for name, part in vars(run.shapes).items() if part.missing]
@@ -140,12 +141,59 @@ def test_torn_lines_and_foreign_fields(tmp_path: Path) -> None:
     *_, before, last = run.readings.value or ()
     assert (before.step, before.accuracy, last.step, last.accuracy) == (44, None, 48, None)
     assert run.readings.trouble == "metrics.jsonl: left out line 12, 13, 15, torn or damaged"
-    assert run.accuracy == pytest.approx(reading(STEPS)["accuracy"])
+    assert run.accuracy is None  # the last reading's: an older figure is not the result
+
+
+def test_the_settings_of_a_tree_by_their_keys(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    run = only(path)
+    assert not run.recipe.trouble
+    assert [run.setting(name) for name in ("data", "model", "method")] == ["digits", "digits_cnn", "SAT"]
+    assert run.setting("phase.0.method.SAT.radius") == "0.03"
+    deep = "{Quantile = {method = {DPLIS = {method = {SAT = {radius = 0.1}}, lr = 2.0}}}}"
+    text = f"""version = 2\ndata = "mnist"\nmodel = {{tutorial_cnn = {{side = 32}}}}
+        [[phase]]\nmethod = {deep}\n[[phase]]\nmethod = "DPSGD"\noptimizer = {{Adam = {{betas = [0.5, 0.9]}}}}"""
+    (path / "recipe.toml").write_text(text)
+    run = only(path)
+    assert run.setting("method") == "Quantile(DPLIS(SAT)), then DPSGD"
+    assert run.setting("model") == "tutorial_cnn"
+    assert run.setting("model.tutorial_cnn.side") == "32"
+    assert run.setting("phase.1.optimizer.Adam.betas") == "[0.5, 0.9]"
+
+
+def test_a_recipe_of_version_1(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    (path / "recipe.toml").write_text(version_1())
+    run = only(path)
+    assert not run.recipe.trouble
+    assert run.setting("method") == "dp-sat"
+    assert len(run.recipe.value or {}) == 27
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("version = 3\ndata = 'digits'\n", "it has version 3, and this saltflat reads 1 and 2"),
+        ("version = 2\ncolour = 'blue'\n", "does not know: colour; it does not have data, model, phase"),
+        ("version = 2\nphase = 3\nmodel = [1]\ndata = {a = 1, b = 2}\n", ""),
+        ("phase = [[], 3]\nversion = 2\nmethod = {}\n", "does not know: method"),
+    ],
+)
+def test_a_recipe_that_is_no_recipe_is_still_shown(text: str, said: str, tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    (path / "recipe.toml").write_text(text)
+    run = only(path)
+    assert run.recipe.value
+    assert said in run.recipe.trouble
+
+
+def version_1() -> str:
+    return "".join(f"{name} = {json.dumps(value)}\n" for name, value in DEFAULTS.items())
 
 
 def test_a_recipe_of_another_version(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one")
-    text = (path / "recipe.toml").read_text().replace("radius = 0.03\n", "")
+    text = version_1().replace("radius = 0.03\n", "")
     (path / "recipe.toml").write_text(text + "altitude = 9\n[inner]\ndeep = true\n")
     run = only(path)
     assert run.setting("altitude") == "9"

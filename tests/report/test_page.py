@@ -126,7 +126,7 @@ def test_every_fact_beside_an_epsilon(full: Outline) -> None:
     assert "empty folder" in summary
     assert "not finished: last reading at step 20" in summary
     assert f"saltflat train --resume --out {full_path(full, LONG)}" in summary
-    assert "Releasing several of these runs costs more than each" in full.words
+    assert "Several runs cost more than each: DP-SAT, _DP-SGD, " in full.words
 
 
 def full_path(full: Outline, name: str) -> str:
@@ -149,10 +149,11 @@ def test_every_section_says_what_is_missing_and_what_makes_it(full: Outline) -> 
 
 
 def test_settings_that_differ_come_first_and_all_can_be_seen(full: Outline) -> None:
-    first, rest = full.sections["configuration"].split("All 27 settings")
-    assert "methoddp-satdp-sgddp-satdp-sat" in first
+    first, rest = full.sections["configuration"].split("All 23 settings")
+    assert "methodSATDPSGDSATSAT" in first
+    assert "phase.0.method.SAT.radius0.03–0.030.03" in first
     assert "clip_norm" not in first
-    assert "clip_norm0.10.10.10.1" in rest
+    assert "phase.0.clip_norm0.10.10.10.1" in rest
 
 
 def test_the_ledgers_history(full: Outline) -> None:
@@ -197,6 +198,13 @@ def test_measures_that_cannot_be_compared(tmp_path: Path) -> None:
     assert "These measures are not comparable: they differ in examples' hash, precision." in words
 
 
+def test_a_hint_names_the_settings_that_fit_what_is_there(tmp_path: Path) -> None:
+    path = without_pictures(write_landscape(write_run(tmp_path / "one")))
+    words = one_page(path).sections
+    assert "saltflat landscape --only line,surface --examples 360 --float64 " in words["landscapes"]
+    assert "saltflat landscape --only spectrum --examples 360 --float64 " in words["spectra"]
+
+
 def test_a_run_of_another_version(tmp_path: Path) -> None:
     path = without_pictures(write_landscape(write_run(tmp_path / "one")))
     (path / "recipe.toml").write_text('colour = "<b>blue</b>"\n')
@@ -228,6 +236,17 @@ def test_a_run_killed_before_anything_was_read(tmp_path: Path) -> None:
 def test_the_same_folders_give_the_same_bytes(tmp_path: Path) -> None:
     path = write_landscape(write_run(tmp_path / "one"))
     assert page(gather([path])) == page(gather([path]))
+
+
+def test_a_run_that_ended_at_no_number_shows_no_older_figure(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 44, "epoch": 11.0, "accuracy": NaN}\n')
+    found = one_page(path)
+    assert "onenot a number at the end (step 44)1.026" in found.sections["summary"]
+    for section in ("summary", "accuracy"):
+        assert "88.6" not in found.sections[section]
+    assert "then not a number" in found.sections["training"]
 
 
 def test_readings_on_the_way_are_drawn_once(tmp_path: Path) -> None:

@@ -114,6 +114,33 @@ def test_no_outlier_of_a_spectrum_is_lost() -> None:
     assert places[heights.argmax()] == grid[1234]
 
 
+def test_a_spectrums_caption_gives_no_tail_for_an_eigenvalue(tmp_path: Path) -> None:
+    path = write_landscape(write_run(tmp_path / "one"))
+    (run,) = gather([path])
+    picture = spread.spectra([run])
+    assert picture is not None
+    assert picture.words == "one: largest eigenvalue 21.5"  # as in the table of measures
+    (path / "landscape" / "measures.json").unlink()
+    (run,) = gather([path])
+    picture = spread.spectra([run])
+    assert picture is not None
+    assert picture.words.startswith("one: range of the smoothed density −")
+    assert "eigenvalue" not in picture.words
+
+
+def test_noise_that_momentum_was_left_out_of_is_said_to_be(tmp_path: Path) -> None:
+    path = write_landscape(write_run(tmp_path / "one"))
+    picture = spread.noise_tolerance(gather([path]))
+    assert picture is not None
+    assert "last phase" in picture.title
+    assert picture.words.endswith("after 100 steps (momentum left out: measure anew)")
+    file = path / "landscape" / "measures.json"
+    file.write_text(file.read_text().replace('"loss"', '"noise_momentum": 0.9, "loss"', 1))
+    picture = spread.noise_tolerance(gather([path]))
+    assert picture is not None
+    assert picture.words.endswith("(momentum 0.9)")
+
+
 def test_without_matplotlib_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(SettingError, match=r"pip install 'saltflat\[report\]'"):

@@ -14,14 +14,14 @@ from saltflat.data import digits
 from saltflat.errors import LedgerError, ModelError, SettingError
 from saltflat.privacy import Ledger, read
 from saltflat.privacy.record import durable
-from saltflat.recipes import Recipe
+from saltflat.recipes import shipped
 from saltflat.recipes.build import plan_of
 from saltflat.runs import execute as room
 from saltflat.runs.begin import begin
 from saltflat.runs.execute import execute
-from saltflat.runs.layout import Folder, head_of
+from saltflat.runs.layout import IDENTITY, Folder, head_of
 
-RECIPE = Recipe(epochs=1.0)
+RECIPE = shipped("digits").but({"phase.0.epochs": 1.0})
 PLAN = plan_of(RECIPE, 1437)
 COST = (PLAN.rate, PLAN.phases[0].noise_multiplier)
 
@@ -76,6 +76,7 @@ def test_a_charge_keeps_everything(attempt: Callable[..., None], tmp_path: Path)
     attempt(folder, charged)
     assert {file.name for file in folder.path.iterdir()} == {
         folder.recipe.name,
+        IDENTITY,
         folder.ledger.name,
         head_of(folder.ledger).name,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ from safetensors.torch import save_file
 
 from saltflat.cli import main
 from saltflat.cli.landscape import about
+from saltflat.clipping import as_clip
 from saltflat.data import digits
-from saltflat.recipes import Recipe
-from saltflat.recipes.build import network_of
+from saltflat.landscape import noise_tolerance
+from saltflat.optimizers import SGD
+from saltflat.recipes import shipped
+from saltflat.recipes.build import network_of, plan_of
 from saltflat.report.folder import gather
 from saltflat.report.page import page
 from saltflat.runs import survey
@@ -29,8 +33,8 @@ SMALL: dict[str, Any] = {"examples": 20, "grid": 3, "probes": 2, "steps": 6}
 def run(tmp_path: Path) -> Path:
     """A run that ended where it began."""
     folder = Folder(tmp_path / "run")
-    begin(folder, Recipe())
-    save_file(network_of(Recipe()).state_dict(), str(folder.model))
+    begin(folder, shipped("digits"))
+    save_file(network_of(shipped("digits")).state_dict(), str(folder.model))
     return folder.path
 
 
@@ -51,6 +55,20 @@ def test_every_entry_that_is_measured_has_a_row(run: Path) -> None:
     assert found.keys() <= known
     assert known - found.keys() == {"", "note"}  # and nothing is listed that is never measured
     assert {row.label for row in rows([found])} <= {row.label for row in rows([found], details=True)}
+
+
+def test_the_noise_is_that_of_the_last_phase_with_its_momentum(run: Path) -> None:
+    first, last = SGD(lr=9.0, momentum=0.2), SGD(lr=0.5, momentum=0.9)
+    phase = shipped("digits").phase[0]
+    phases = (replace(phase, optimizer=first), replace(phase, optimizer=last))
+    recipe = replace(shipped("digits"), phase=phases)
+    view = survey.View(replace(subject(run), recipe=recipe), digits(), survey.Settings(**SMALL))
+    plan = plan_of(recipe, 1437)
+    s = plan.phases[-1].noise_multiplier * as_clip(phase.clip_norm).sensitivity / plan.expected_units
+    found = survey.noise(view)
+    assert found["noise_std"] == pytest.approx(0.5 * s)
+    assert found["noise_momentum"] == 0.9
+    assert found["noise_tolerance"] == noise_tolerance(view.objective, view.params, std=0.5 * s, momentum=0.9)
 
 
 def test_labels_and_files_are_told_apart() -> None:

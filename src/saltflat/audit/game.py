@@ -20,6 +20,7 @@ from saltflat.audit.rates import Scores
 from saltflat.data import TensorUnits
 from saltflat.errors import SettingError
 from saltflat.optimizers import SGD
+from saltflat.privacy.limits import SEEDED
 from saltflat.tree import Tree
 
 FAR = 1e3  # clip norms that a canary's gradient is long: whatever the rule, hardly anything is lost to it
@@ -163,3 +164,8 @@ def checked(safeguards: Safeguards | None) -> Safeguards:
             "an audit trains on canaries, which belong to nobody, and counts on no ledger: leave the meter out"
         )
     return safeguards or Safeguards()
+
+
+def stamp_of(safeguards: Safeguards) -> str:
+    """What must be said if noise or sampling could be repeated: then that is what was audited."""
+    return "" if safeguards.secret else SEEDED

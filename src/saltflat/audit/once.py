@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from saltflat import Plan, Running, Safeguards, train
 from saltflat.audit.declared import declared, told_access
-from saltflat.audit.game import Adversary, Done, Progress, Watch, bare, checked, play
+from saltflat.audit.game import Adversary, Done, Progress, Watch, bare, checked, play, stamp_of
 from saltflat.audit.planted import Among, chosen_places, expected_sum, planted
 from saltflat.audit.rates import Scores
 from saltflat.audit.repeated import NULL, above, at_most
@@ -108,7 +108,7 @@ def one_run(
         controls=told,
         seconds=time.monotonic() - began,
         about=(ALONE if company is None else AMONG, *ABOUT),
-        stamp=getattr(sources.noise, "stamp", ""),
+        stamp=stamp_of(sources),
         access="" if company is None else told_access(company.access),
     )
 

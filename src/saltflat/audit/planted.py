@@ -99,6 +99,22 @@ class Among:
 
 
 @dataclass(frozen=True)
+class OwnUnits:
+    """Looks at the model again while it trains, as the contribution itself would: on its own units alone."""
+
+    inner: Any  # Spot
+
+    def changed(self) -> bool:
+        return self.inner.changed()
+
+    def __call__(self, params: Tree, batch: tuple[Any, int, Tensor] | None) -> None:
+        if batch is None:
+            self.inner(params, None)
+        elif batch[1]:
+            self.inner(params, batch[0])
+
+
+@dataclass(frozen=True)
 class Planted:
     """A contribution, with canaries of gradient ``size`` beside the units that it knows.
 
@@ -117,8 +133,9 @@ class Planted:
     def unit(self) -> str:
         return self.inner.unit
 
-    def check(self, params: Tree, take: Callable[[np.ndarray], Any], count: int) -> None:
-        self.inner.check(params, lambda indices: take(indices)[0], min(count, self.examples))
+    def check(self, params: Tree, take: Callable[[np.ndarray], Any], count: int) -> OwnUnits:
+        own = self.inner.check(params, lambda indices: take(indices)[0], min(count, self.examples))
+        return OwnUnits(own)
 
     def __call__(
         self, points: Sequence[Tree], weights: Sequence[float], batch: tuple[Any, int, Tensor]
@@ -148,14 +165,14 @@ def planted(plan: Plan, contribution: Any, examples: int) -> Planted:
     return Planted(contribution, FAR * max(sensitivity(phase) for phase in plan.phases), examples)
 
 
-def chosen_places(params: Tree, canaries: int, source: np.random.Generator) -> Tensor:
+def chosen_places(params: Tree, canaries: int, source: Any) -> Tensor:
     """A coordinate for each canary, no two the same."""
     size = sum(leaf.numel() for leaf in params.values())
     if canaries > size:
         raise SettingError(
             f"each canary needs a weight of its own: {canaries} canaries do not fit into {size} weights; take fewer"
         )
-    return torch.from_numpy(source.choice(size, canaries, replace=False))
+    return torch.from_numpy(np.argsort(source.random(size))[:canaries])
 
 
 def expected_sum(

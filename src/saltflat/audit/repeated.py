@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from saltflat import Plan, Safeguards
-from saltflat.audit.game import Done, Watch, checked, play
+from saltflat.audit.game import Done, Watch, checked, play, stamp_of
 from saltflat.audit.rates import Errors, Worlds, advantage, best_threshold
 from saltflat.audit.result import CERTAIN, CONFIDENCE, Audited, Bound, Claim, Control
 from saltflat.errors import AccountingError, SettingError
@@ -94,7 +94,7 @@ def canary(
         controls=controls,
         seconds=time.monotonic() - began,
         about=ABOUT,
-        stamp=getattr(table.safeguards.noise, "stamp", ""),
+        stamp=stamp_of(table.safeguards),
     )
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from saltflat.errors import SettingError
-from saltflat.privacy.record.statement import Statement, rounded_up
+from saltflat.privacy.limits import rounded_up
+from saltflat.privacy.record.statement import Statement
 
 CONFIDENCE = 0.95  # of the bounds that are reported
 CERTAIN = 1 - 1e-4  # of a verdict: of ten thousand honest runs one is called refuted
@@ -81,8 +82,8 @@ class Bound:
 
     def as_text(self) -> str:
         return (
-            f"by {self.by}: epsilon is at least {rounded_down(self.epsilon)} (confidence {percent(self.confidence)}), "
-            f"at least {rounded_down(self.certain)} ({percent(self.certainty)})"
+            f"by {self.by}: epsilon is at least {floored(self.epsilon)} (confidence {percent(self.confidence)}), "
+            f"at least {floored(self.certain)} ({percent(self.certainty)})"
         )
 
 
@@ -112,7 +113,7 @@ class Control:
 
     def as_text(self) -> str:
         verdict = "as it must" if self.passed else "NOT AS IT MUST"
-        return f"{self.name}: {rounded_down(self.came)}, had to {self.must}: {verdict}"
+        return f"{self.name}: {floored(self.came)}, had to {self.must}: {verdict}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,10 +207,10 @@ def percent(share: float) -> str:
     return f"{100 * share:g} %"
 
 
-def rounded_down(value: float) -> str:
+def floored(value: float) -> str:
     """To two places, downwards: a lower bound may not grow on its way to the page.
 
-    >>> rounded_down(3.299), rounded_down(0.0)
+    >>> floored(3.299), floored(0.0)
     ('3.29', '0.00')
     """
     return f"{math.floor(value * 100 + 1e-9) / 100:.2f}"

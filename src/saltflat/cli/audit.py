@@ -185,7 +185,7 @@ def _membership(given: _Given, shown: _Shown) -> Audited:
     trained = _trained(given.plan, given, sides.members, "the claim", shown)
     leaky = None
     if given.controls:
-        anything = torch.from_numpy(given.safeguards.sampling.integers(10, size=every.count))
+        anything = torch.from_numpy(10 * given.safeguards.sampling.random(every.count)).long()
         wrong = _by_coins(Examples(every.inputs, anything), given)  # such labels can only be learnt by heart
         leaky = _trained(_without_noise(given.plan), given, wrong.members, "a model that leaks", shown), wrong
     claim = Claim(epsilon=given.plan.epsilon(given.recipe.delta), delta=given.recipe.delta)

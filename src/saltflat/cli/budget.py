@@ -215,7 +215,7 @@ def _answer(facts: dict[str, Any], as_json: bool, lines: Any) -> None:
 
 
 def _epsilon_lines(facts: dict[str, Any]) -> list[Any]:
-    from saltflat.privacy.record.statement import rounded_up
+    from saltflat.privacy.limits import rounded_up
 
     up = lambda key: rounded_up(facts[key], 4)
     return [
@@ -225,7 +225,7 @@ def _epsilon_lines(facts: dict[str, Any]) -> list[Any]:
 
 
 def _noise_lines(facts: dict[str, Any]) -> list[Any]:
-    from saltflat.privacy.record.statement import rounded_up
+    from saltflat.privacy.limits import rounded_up
 
     phases = zip(facts["noise"], facts["steps"], strict=True)
     lines = [f"noise [bold]{rounded_up(sigma, 4)}[/bold] for {steps} steps" for sigma, steps in phases]

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.errors import SettingError
-from saltflat.recipes.recipe import Recipe
+from saltflat.privacy.limits import rounded_up
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from saltflat.core.plan import Plan
     from saltflat.data import Split
+    from saltflat.recipes import Recipe
     from saltflat.runs.execute import Outcome
 
 STEPS = 200
-METHODS = {"DP-SAT": "dp-sat", "DP-SGD": "dp-sgd"}
+METHODS: dict[str, Any] = {"DP-SAT": {"SAT": {"radius": 0.03}}, "DP-SGD": "DPSGD"}
 REPORT = "report.html"
 NOTE = "demo.txt"  # in every folder that the demo may clear
 _SAID = f"Made by `saltflat demo`. The next demo replaces {', '.join(METHODS)} and {REPORT} in this folder.\n"
@@ -60,7 +61,7 @@ def demo(
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
     console = Console()
     split = digits()
-    recipes = {name: _recipe(method, split.train.count, epsilon, delta) for name, method in METHODS.items()}
+    recipes = {name: _recipe(method, epsilon, delta) for name, method in METHODS.items()}
     plans = {name: plan_of(recipe, split.train.count) for name, recipe in recipes.items()}
     with _room(out, resume=resume):
         outcomes = {
@@ -70,14 +71,18 @@ def demo(
         _say(outcomes, plans["DP-SAT"], console)
         if ledger is not None:
             spent = read(ledger).epsilon(delta)
-            console.print(f"on record in {ledger}: epsilon {spent:.3f} for all runs so far", soft_wrap=True)
+            console.print(
+                f"on record in {ledger}: epsilon {rounded_up(spent, 4)} for all runs so far", soft_wrap=True
+            )
         _page(out, ledger, console)
 
 
-def _recipe(method: str, size: int, epsilon: float, delta: float) -> Recipe:
-    """The recipe of `saltflat train` for digits, over so many epochs that there are STEPS steps."""
-    usual = Recipe()
-    return Recipe(method=method, epsilon=epsilon, delta=delta, epochs=STEPS * usual.batch_size / size)
+def _recipe(method: Any, epsilon: float, delta: float) -> Recipe:
+    """The recipe of `saltflat train` for digits, with STEPS steps of this method."""
+    from saltflat.recipes import shipped
+
+    phase = {"phase.0.method": method, "phase.0.steps": STEPS}
+    return shipped("digits").but({**phase, "epsilon": epsilon, "delta": delta})
 
 
 @contextmanager
@@ -133,11 +138,11 @@ def _say(outcomes: dict[str, Outcome], plan: Plan, console: Console) -> None:
         "method", "test accuracy", "epsilon", title="Digits, 1,437 private images", title_justify="left"
     )
     for name, outcome in outcomes.items():
-        table.add_row(name, f"{outcome.accuracy:.1%}", f"{outcome.statement.epsilon:.3f}")
+        table.add_row(name, f"{outcome.accuracy:.1%}", rounded_up(outcome.statement.epsilon, 4))
     console.print(table)
     (phase,), statement = plan.phases, outcomes["DP-SAT"].statement
     console.print(
-        f"epsilon {statement.epsilon:.3f} at delta {statement.delta:g}, for each run by itself\n"
+        f"epsilon {rounded_up(statement.epsilon, 4)} at delta {statement.delta:g}, for each run by itself\n"
         f"unit: one {statement.unit}; adjacency: {statement.adjacency}\n"
         f"sampling: {statement.sampling}\n"
         f"plan: {plan.steps} steps, noise multiplier {phase.noise_multiplier:.3f}, clip norm {phase.clip_norm:g}\n"

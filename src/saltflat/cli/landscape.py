@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 ABOUT = """Measure how flat runs are, on the same examples, with the same random directions; keep it in RUN/landscape.
 
-Test examples are public. Ctrl-C keeps the parts that are done; a second run overwrites.
+Test examples are public. Ctrl-C keeps the parts that are done; a second call with the same settings adds to them.
 """
 
 
@@ -69,6 +69,9 @@ def landscape(
             "--private-stays-here", help="Declare that what --train tells is kept as private as the data."
         ),
     ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Drop what was measured with other settings, and measure anew.")
+    ] = False,
     data_dir: DataDir = None,
     device: Device = "cpu",
     threads: Threads = 0,
@@ -91,11 +94,13 @@ def landscape(
         stays_private=private_stays_here,
         radius=radius,
         distance=distance,
+        anew=replace,
         device=device,
     )
     check_machine(device, threads)
     console = Console()
     views = _views(runs, settings, data_dir)
+    _check_rooms(views, settings)
     _announce(views, console)
     _survey(views, settings, console)
     _report(views, console)
@@ -116,6 +121,15 @@ def _views(runs: Sequence[Path], settings: Settings, data_dir: Path | None) -> l
         name: data.load(name, data_dir) for name in dict.fromkeys(each.recipe.data for each in subjects)
     }
     return [View(each, splits[each.recipe.data], settings) for each in subjects]
+
+
+def _check_rooms(views: Sequence[View], settings: Settings) -> None:
+    """Refuse before anything is computed; what lies between runs is kept with the first one alone."""
+    from saltflat.runs.survey import check_room
+
+    alone = all(PARTS[part].between for part in settings.parts)
+    for view in views[:1] if alone else views:
+        check_room(view)
 
 
 def _announce(views: Sequence[View], console: Console) -> None:

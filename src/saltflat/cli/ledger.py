@@ -98,22 +98,17 @@ def _facts(history: History, delta: float) -> dict[str, Any]:
         "epsilon": _finite(history.epsilon(delta)),
         "budget": budget and {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order},
         "gone": history.gone(),
-        "runs": [_run_facts(history, name, delta) for name in _names(history)],
+        "runs": [_run_facts(history, starts, delta) for starts in history.starts().values()],
         "head": history.head,
     }
 
 
-def _names(history: History) -> list[str]:
-    """Runs that were started again under their name are one row."""
-    return list(dict.fromkeys(run.body["name"] for run in history.began()))
-
-
-def _run_facts(history: History, name: str, delta: float) -> dict[str, Any]:
-    runs = history.named(name)
+def _run_facts(history: History, runs: list[int], delta: float) -> dict[str, Any]:
+    """One row: a run and its later starts, under the name that it had last."""
     starts = [run.body for run in history.began(runs)]
     steps = history.steps(runs).items()
     return {
-        "name": name,
+        "name": starts[-1]["name"],
         "started": starts[0]["time"],
         "starts": len(starts),
         "stamp": max(start["stamp"] for start in starts),
@@ -174,6 +169,6 @@ def _print_budget(console: Console, budget: dict[str, Any], gone: float) -> None
 
 
 def _epsilon(value: float | None) -> str:
-    from saltflat.privacy.record.statement import rounded_up
+    from saltflat.privacy.limits import rounded_up
 
     return "infinite" if value is None else rounded_up(value, 4)

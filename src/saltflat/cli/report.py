@@ -80,7 +80,7 @@ def make(
         raise SettingError(
             f"--ledger {ledger} is no file; leave it out if the runs have ledgers of their own"
         )
-    found = gather(runs, shared=ledger)
+    found = gather(runs, shared=ledger, beside=out.absolute().parent)
     check_place(out, GENERATOR, "--out")
     if card is not None:
         check_place(card, MARK, "--card")
@@ -94,6 +94,8 @@ def make(
 
 def remarks(runs: list[Kept]) -> list[str]:
     """What a reader must know before opening the report, a line for each."""
+    from saltflat.report import words
+
     lines = []
     for run in runs:
         parts = {
@@ -104,6 +106,8 @@ def remarks(runs: list[Kept]) -> list[str]:
         }
         troubles = [part.trouble for part in (*parts.values(), *vars(run.shapes).values()) if part.trouble]
         state = [] if run.finished else ["empty folder" if run.empty else "not finished"]
+        if run.last is not None and run.accuracy is None:
+            state.append(f"test accuracy {words.accuracy(run)}")
         said = "; ".join([*([run.spent.stamp] if run.spent.stamp else []), *state, *troubles])
         lines += [f"{run.name}: {said}"] if said else []
     if any(run.shapes.some and not run.shapes.public for run in runs):

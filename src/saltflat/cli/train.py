@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
+from saltflat.cli.settings import FLAGS, Flag, changes
 from saltflat.errors import SettingError
-from saltflat.recipes.recipe import Recipe, about, names, read
+from saltflat.privacy.limits import rounded_up
+from saltflat.recipes import documents
+from saltflat.recipes.toml import dotted
+from saltflat.recipes.wrong import shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,10 +27,12 @@ if TYPE_CHECKING:
 
     from saltflat.core.plan import Plan
     from saltflat.data import Split
+    from saltflat.recipes import Recipe
+    from saltflat.recipes.documents import Document
     from saltflat.runs.execute import Outcome
     from saltflat.runs.layout import Folder, Reading
 
-SETTINGS = dataclasses.fields(Recipe)
+USUAL = "digits"  # the recipe, where none is named
 
 
 def register(app: typer.Typer) -> None:
@@ -36,41 +42,31 @@ def register(app: typer.Typer) -> None:
 
 
 def _with_flags_of_a_recipe(command: Any) -> Any:
-    """The command, with one flag for each setting of a recipe; the recipe's own defaults are shown."""
+    """The command, with a flag for each common setting of a recipe."""
 
     def run(**given: Any) -> None:
-        changes = {each.name: given.pop(each.name) for each in SETTINGS}
-        command(changes={name: value for name, value in changes.items() if value is not None}, **given)
+        flags = {flag.name: given.pop(flag.name) for flag in FLAGS}
+        command(given={name: text for name, text in flags.items() if text is not None}, **given)
 
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "changes"]
-    flags = [_flag(each) for each in SETTINGS]
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
+    flags = [_option(flag) for flag in FLAGS]
     run.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in [*own, *flags]}
     run.__doc__ = command.__doc__
     return run
 
 
-def _flag(setting: dataclasses.Field) -> inspect.Parameter:
-    name = "--" + setting.name.replace("_", "-")
-    words = [f"{name}/--no-{name[2:]}" if isinstance(setting.default, bool) else name]
-    option = typer.Option(
-        *words,
-        help=setting.metadata["help"],
-        show_default=str(setting.default),
-        rich_help_panel="Settings (they change what the recipe says)",
-    )
-    kind = type(setting.default)
-    return inspect.Parameter(
-        setting.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind | None, option],
-    )
+def _option(flag: Flag) -> inspect.Parameter:
+    panel = "Settings (they change what the recipe says; values are TOML)"
+    option = typer.Option(flag.word, help=flag.help, metavar="VALUE", rich_help_panel=panel)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(flag.name, kind, default=None, annotation=Annotated[str | None, option])
 
 
 def train(
     recipe: Annotated[
-        str | None, typer.Argument(help="A TOML file, or a name that `saltflat recipes` lists.")
+        str | None,
+        typer.Argument(help="A TOML file, or a name that `saltflat recipes` lists.", show_default=f"{USUAL}"),
     ] = None,
     *,
     out: Annotated[Path, typer.Option(help="The folder that keeps the run.")] = Path("runs/latest"),
@@ -88,7 +84,16 @@ def train(
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in --out.")
     ] = False,
-    changes: dict[str, Any],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Any other setting, such as phase.0.method.SAT.radius=0.05; repeat for more.",
+            rich_help_panel="Settings (they change what the recipe says; values are TOML)",
+        ),
+    ] = None,
+    given: dict[str, str],
 ) -> None:
     """Train a network privately. Noise and sampling are secret; test accuracy is taken on public examples.
 
@@ -102,7 +107,7 @@ def train(
     from saltflat.runs.layout import Folder
 
     folder, console = Folder(out), Console()
-    chosen = _chosen(recipe, changes, folder, resume=resume)
+    chosen = _chosen(recipe, given, sets or [], folder, resume=resume)
     plan = plan_of(chosen, _size(chosen))
     _announce(chosen, plan, console)
     if dry_run:
@@ -110,7 +115,7 @@ def train(
     check_machine(device, threads)
     board = _tensorboard(folder) if tensorboard else None
     split = _loaded(chosen, plan, data_dir)
-    with _shown(chosen.method, plan.steps, console, board) as shown:
+    with _shown(_method(chosen), plan.steps, console, board) as seen:
         outcome = execute(
             chosen,
             plan,
@@ -119,45 +124,62 @@ def train(
             resume=resume,
             ledger=ledger,
             device=device,
-            watch=shown.step,
-            told=shown.reading,
+            watch=seen.step,
+            told=seen.reading,
         )
     _report(outcome, folder, console)
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Show this recipe as TOML, with every setting.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Print this recipe as TOML.")] = None,
 ) -> None:
     """List the recipes that ship with saltflat, or print one to start your own from."""
     if name is not None:
-        from saltflat.recipes.recipe import shipped
-
-        print(f"# {about(name)}\n{shipped(name).as_toml()}", end="")
+        print(documents.text_of(name), end="")
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("recipe", "what it is", title="saltflat train RECIPE", title_justify="left")
-    for each in names():
-        table.add_row(each, about(each))
+    for each in documents.names():
+        table.add_row(each, documents.about(each))
     Console().print(table)
 
 
-def _chosen(recipe: str | None, changes: dict[str, Any], folder: Folder, *, resume: bool) -> Recipe:
-    if not resume:
-        return (read(recipe) if recipe is not None else Recipe()).but(changes)
+def _chosen(
+    recipe: str | None, given: dict[str, str], sets: list[str], folder: Folder, *, resume: bool
+) -> Recipe:
+    """The recipe that was asked for; where a run goes on, it must be that run's."""
+    from saltflat.recipes.recipe import from_document
     from saltflat.runs.begin import resumed
 
-    there = resumed(folder)
-    here = (read(recipe) if recipe is not None else there).but(changes)
-    for each in SETTINGS:
-        old, new = getattr(there, each.name), getattr(here, each.name)
-        if old != new:
-            raise SettingError(
-                f"the run in {folder.path} has {each.name} {old}, not {new}; leave it out to go on, or begin "
-                "another run in another --out"
-            )
+    there = resumed(folder) if resume else None
+    document = _document(recipe, folder, resume=resume)
+    here = from_document(document.but(changes(document, given, sets)))
+    if there is None:
+        return here
+    differing = documents.difference(there.as_document(), here.as_document())
+    if differing is not None:
+        keys, old, new = differing
+        raise SettingError(
+            f"the run in {folder.path} has {dotted(keys)} {_brief(old)}, not {_brief(new)}; leave it out to go on, or "
+            "begin another run in another --out"
+        )
     return there
+
+
+def _document(recipe: str | None, folder: Folder, *, resume: bool) -> Document:
+    from saltflat.recipes.recipe import current
+
+    if recipe is not None:
+        return current(documents.read(recipe))
+    return current(documents.read(folder.recipe) if resume else documents.shipped(USUAL))
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return "nothing" if value is None else shown(value)
 
 
 def _size(recipe: Recipe) -> int:
@@ -166,16 +188,31 @@ def _size(recipe: Recipe) -> int:
     return recipe.size or official_size(recipe.data)
 
 
+def _method(recipe: Recipe) -> str:
+    return documents.settings(recipe.as_document())["method"]
+
+
 def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
-    noise = ", then ".join(f"{p.steps} steps with noise {p.noise_multiplier:.4g}" for p in plan.phases)
-    console.print(
-        f"{recipe.method} on {recipe.data} with {recipe.model}: {noise}; clip norm {recipe.clip_norm:g}\n"
-        f"epsilon {plan.epsilon(recipe.delta):.3f} at delta {recipe.delta:g} (at most {recipe.epsilon:g} with "
-        f"{recipe.spare} spare steps); unit: one example; adjacency: add or remove one\n"
-        f"sampling: Poisson, {recipe.batch_size} of {plan.size:,} examples expected in a step; "
+    """What will run and what it costs; a warning that comes after the budget is spent would help nobody."""
+    from saltflat.privacy.record.statement import Declared, delta_warnings
+
+    spent = f"epsilon {rounded_up(plan.epsilon(recipe.delta), 4)} at delta {recipe.delta:g}"
+    if recipe.epsilon is not None:
+        spent += f" (at most {recipe.epsilon:g} with {recipe.spare} spare steps)"
+    phases = [
+        f"phase {number}: {phase.steps} steps of {phase.method} with {phase.optimizer}, noise "
+        f"{phase.noise_multiplier:.4g}, clip norm {phase.clip_norm}"
+        for number, phase in enumerate(plan.phases)
+    ]
+    lines = [
+        f"{_method(recipe)} on {recipe.data} with {recipe.model}",
+        *phases,
+        f"{spent}; unit: one example; adjacency: add or remove one",
+        f"sampling: Poisson, {plan.expected_units:g} of {plan.size:,} examples expected in a step; "
         f"{plan.steps * plan.expected_units * recipe.views:,.0f} gradients in all",
-        highlight=False,
-    )
+        *(f"Warning: {each}" for each in delta_warnings(Declared(delta=recipe.delta, size=plan.size))),
+    ]
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 def _loaded(recipe: Recipe, plan: Plan, data_dir: Path | None) -> Split:
@@ -189,7 +226,7 @@ def _loaded(recipe: Recipe, plan: Plan, data_dir: Path | None) -> Split:
     return split
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class _Shown:
     """What is seen of a run while it goes: a bar in a terminal, lines elsewhere, TensorBoard if asked for."""
 
@@ -204,7 +241,7 @@ class _Shown:
 
     def reading(self, reading: Reading) -> None:
         line = (
-            f"test {reading.accuracy:.2%}, epsilon {reading.epsilon:.3f}, "
+            f"test {reading.accuracy:.2%}, epsilon {rounded_up(reading.epsilon or 0.0, 4)}, "
             f"{reading.examples_per_second:,.0f} examples/s"
         )
         self.bar.update(self.task, last=line)
@@ -214,7 +251,7 @@ class _Shown:
             self.board.note(reading)
 
 
-@dataclasses.dataclass
+@dataclass
 class _Board:
     """TensorBoard's log, begun with the first reading: a run that fails before its first step leaves none."""
 
@@ -266,7 +303,7 @@ def _report(outcome: Outcome, folder: Folder, console: Console) -> None:
     console.print(f"test accuracy {outcome.accuracy:.2%}; kept in {folder.path}", highlight=False)
     console.print(outcome.statement.as_text(), highlight=False)
     console.print(
-        f"On record in the ledger: epsilon {outcome.on_record:.3f} at delta {outcome.statement.delta:g}, all "
-        "runs in it together.",
+        f"On record in the ledger: epsilon {rounded_up(outcome.on_record, 4)} at delta {outcome.statement.delta:g}, "
+        "all runs in it together.",
         highlight=False,
     )

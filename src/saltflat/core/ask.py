@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from saltflat.clipping import COUNT, Chunk, Clip, Counted, as_clip
+from saltflat.clipping import COUNT, LARGEST, SMALLEST, Chunk, Clip, Counted, as_clip
 from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, noised
 from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
@@ -133,12 +133,12 @@ class Ask:
         frame: Frame | None = None,
         share: float = 1.0,
     ) -> Released:
-        """As a call, but each unit is asked at points of its own, ``points_of(its number)``.
+        """As a call, but each unit is asked at points of its own, ``points_of(its label)``.
 
-        With ``groups`` the units whose numbers leave one remainder by it share ``points_of(remainder)``.
+        A label is drawn for each unit by chance: one of ``groups``, from 0 on, or else one that no other unit has.
 
-        *Guarantee*: as a call, because a unit's points depend on its own number only, never on who else was
-        drawn: adding or removing a unit leaves the others' gradients alone.
+        *Guarantee*: as a call. Labels are secret and independent of each other, of the data, and of a unit's place in
+        it, so adding or removing a unit leaves the others' points as likely as they were.
         """
         view, like = self._view, points_of(0)[0]
         if view.by_unit:
@@ -200,9 +200,9 @@ class Ask:
         return self._seen(replace(self._view, part=self._view.part * share), self._fresh)
 
     def spread(self, spread: Spread, *, by_unit: bool = False) -> Ask:
-        """This door, asking at the points and weights ``spread(point, unit)`` in the place of every point.
+        """This door, asking at the points and weights ``spread(point, label)`` in the place of every point.
 
-        They come from public randomness and earlier releases. Without ``by_unit`` the unit's number is always 0.
+        They come from public randomness and earlier releases. Without ``by_unit`` the unit's label is always 0.
         """
         outer = self._view
 
@@ -255,8 +255,11 @@ class Ask:
 
     @property
     def _clip(self) -> Clip:
-        """The rule of this step's gradients."""
-        return as_clip(self._release.clip_norm).times(self._view.factor)
+        """The rule of this step's gradients; one that adapts stays where norms can be told apart."""
+        rule, factor = as_clip(self._release.clip_norm), self._view.factor
+        if factor == 1 or math.isinf(rule.sensitivity):
+            return rule
+        return rule.times(min(max(factor, SMALLEST / rule.sensitivity), LARGEST / rule.sensitivity))
 
     def _bounded(self, chunks: Iterable[Chunk], like: Tree) -> Bounded:
         clip = self._clip

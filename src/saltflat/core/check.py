@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import math
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.parameter import UninitializedParameter
 
+from saltflat import tree
 from saltflat.clipping import Chunk
-from saltflat.core.sampling import Batch, Indices
-from saltflat.errors import ModelError, PrivacyError
+from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
+from saltflat.errors import ModelError, SaltflatError
 from saltflat.tree import Tree
 
 Take = Callable[[Indices], Batch]
@@ -30,6 +34,8 @@ def check_model(model: nn.Module) -> None:
     Traceback (most recent call last):
     saltflat.errors.ModelError: layer '1' is a BatchNorm1d: ...
     """
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
     for name, module in model.named_modules():
         if isinstance(module, _BatchNorm):
             raise ModelError(
@@ -80,64 +86,303 @@ class Differentiable(Protocol):
     def model(self) -> nn.Module: ...
 
     @property
-    def augment(self) -> Callable[[Batch], Batch] | None: ...
+    def rows_per_unit(self) -> int: ...
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
 
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor: ...
 
+    def still(self, fixed: Tree | None = None, *, alike: bool = True) -> Differentiable: ...
 
-def check_step(contribution: Differentiable, params: Tree, take: Take, count: int) -> None:
-    """Try the model on a few units before the first step, and refuse it if anything is off.
 
-    For two and for three units, under one random state: each unit's kept gradient equals the one that plain
-    automatic differentiation gives for its loss; changing one unit leaves the others' gradients alone; no
-    buffer changes; every trained parameter takes part in a loss. Nothing is released: the model passes or a
-    `ModelError` says why not.
+class Spot(Protocol):
+    """Looks at a model again while it trains; called with the weights, and some units of a step, or None at the end."""
+
+    def changed(self) -> bool:
+        """Whether the model is in a mode that was not looked at yet."""
+        ...
+
+    def __call__(self, params: Tree, batch: Batch | None) -> None: ...
+
+
+def check_step(contribution: Differentiable, params: Tree, take: Take, count: int) -> Spot:
+    """Try the model before the first step, and refuse it if anything is off; what comes back looks again later.
+
+    On rows that are made up in the form of the data, or on the data's own where the loss does not take those: every
+    trained parameter takes part in a loss; each unit's kept gradient equals the one that plain automatic
+    differentiation gives for its loss; and it stays the same whoever else is in the batch, and however many. All of
+    that without chance, in float64 where the model can. No buffer or other tensor of the model changes. Nothing is
+    released: the model passes or a `ModelError` says which reason holds.
     """
-    before = {name: buffer.clone() for name, buffer in contribution.model.named_buffers()}
-    units = _sound_units(contribution, params, take, min(count, 8))
-    if units:
-        _check_connected(contribution, params, take(np.array(units)))
-    for few in (2, 3):
-        if len(units) >= few:
-            some = np.array(units[:few])
-            _check_gradients(contribution, params, take(some), few)
-            other = take(np.array([some[-1], *some[1:]]))
-            _check_isolation(contribution, params, take(some), other)
-    for name, buffer in contribution.model.named_buffers():
-        if not torch.equal(buffer, before[name]):
+    held = Held.by(contribution.model)
+    own = _own_rows(contribution, params, take, count)
+    trials = [trial for trial in (_made_up_trial(contribution, params, own), own) if trial is not None]
+    for trial in trials:
+        _tried(trial)
+        held.check(contribution.model)
+        if trial.is_telling:
+            break
+    return LookAgain(contribution, held, {modes_of(contribution.model)})
+
+
+def _tried(trial: Trial) -> None:
+    try:
+        _check_connected(trial)
+        _check_gradients(trial)
+        _check_apart(trial)
+    except ModelError:
+        raise
+    except Exception as error:  # its own words may hold values of the data
+        raise ModelError(
+            f"the loss runs, and its per-example gradients fail with a {type(error).__name__}: forward or backward "
+            "does something that cannot be followed example by example (activation checkpointing, a compiled or "
+            "quantised part, a custom function); take that part out, or freeze it"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model without chance, a point, and units that its loss takes."""
+
+    contribution: Differentiable
+    params: Tree
+    batch: Batch
+    units: int
+    tolerance: float
+    by_chance: bool = False  # views are drawn, so that a unit's depend on who else is in the batch
+
+    def some(self, units: Sequence[int]) -> Batch:
+        """The batch of these units alone."""
+        rows = self.contribution.rows_per_unit
+        places = torch.arange(self.units * rows).view(self.units, rows)
+        return pick(self.batch, places[list(units)].flatten())
+
+    def chunk(self, units: Sequence[int]) -> Chunk:
+        return self.contribution([self.params], [1.0], self.some(units))
+
+    @property
+    def is_telling(self) -> bool:
+        """Whether units differ and have gradients: else the trial would pass whatever the model does."""
+        norms = self.chunk(range(self.units)).norms()
+        return (
+            self.units > 2 and bool(torch.isfinite(norms).all()) and int((norms > 0).sum()) > self.units // 2
+        )
+
+
+def _trial(contribution: Differentiable, params: Tree, batch: Batch) -> Trial | None:
+    """A trial in float64, or in the model's own type where it does not run in float64; None if it runs in neither.
+
+    In float32 two routes to one gradient may differ by much more than rounding where layers nearly cancel. Views are
+    all alike if the model takes rows as they are, and drawn where it does not.
+    """
+    units = rows_in(batch) // contribution.rows_per_unit
+    model, double = contribution.model, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf
+    rest = {n: leaf for n, leaf in (*model.named_buffers(), *model.named_parameters()) if n not in params}
+    exact = {name: double(leaf.detach()) for name, leaf in rest.items()}
+    wide = {name: double(leaf) for name, leaf in params.items()}
+    for alike in (True, False):
+        for trial in (
+            Trial(
+                contribution.still(exact, alike=alike), wide, mapped(double, batch), units, 1e-6, not alike
+            ),
+            Trial(contribution.still(alike=alike), params, batch, units, _TOLERANCE, not alike),
+        ):
+            if _runs(trial):
+                return trial
+    return None
+
+
+def _runs(trial: Trial) -> bool:
+    try:
+        with torch.no_grad():
+            losses = trial.contribution.losses_of_units(trial.params, trial.batch)
+    except ModelError:
+        raise
+    except Exception:
+        return False
+    return bool(torch.isfinite(losses).all())
+
+
+_MADE_UP = 17  # units: more than the eight hardest of a batch, and few enough to be quick
+
+
+def _made_up_trial(contribution: Differentiable, params: Tree, own: Trial | None) -> Trial | None:
+    """Rows of random numbers, each of another size, in the form of the data: no private row is looked at."""
+    if own is None:
+        return None
+    rows = _MADE_UP * contribution.rows_per_unit
+    source = torch.Generator().manual_seed(0)
+    sizes = torch.linspace(0.2, 2.0, rows)[torch.randperm(rows, generator=source)]
+
+    def made(leaf: Tensor) -> Tensor:
+        shape = (rows, *leaf.shape[1:])
+        if not leaf.is_floating_point():  # 0 and 1 are classes, tokens and masks almost anywhere
+            return torch.randint(2, shape, generator=source).to(leaf)
+        return (torch.randn(shape, generator=source) * sizes.view(-1, *[1] * (len(shape) - 1))).to(leaf)
+
+    try:
+        return _trial(contribution, params, mapped(made, own.batch))
+    except ModelError:
+        return None  # the data's own rows will tell
+
+
+@dataclass(frozen=True)
+class LookAgain:
+    """The spot check: the model's tensors are as they were, and a unit of the step has the gradient that it has alone.
+
+    Every mode that steps are taken in is looked at: a batch norm of one's own may mix in train mode only.
+    """
+
+    contribution: Differentiable
+    held: Held
+    modes: set[tuple[bool, ...]]  # in which units were found to be apart
+
+    def changed(self) -> bool:
+        return modes_of(self.contribution.model) not in self.modes
+
+    def __call__(self, params: Tree, batch: Batch | None) -> None:
+        self.held.check(self.contribution.model)
+        if batch is not None and rows_in(batch) >= 2 * self.contribution.rows_per_unit:
+            self._compare(params, batch)
+            self.modes.add(modes_of(self.contribution.model))
+            self.held.check(self.contribution.model)
+
+    def _compare(self, params: Tree, batch: Batch) -> None:
+        units = rows_in(batch) // self.contribution.rows_per_unit
+        trial = Trial(self.contribution.still(), params, batch, units, _TOLERANCE)
+        one = secrets.randbelow(units)
+        together, alone = trial.chunk(range(units)), trial.chunk([one])
+        norms = together.norms()
+        if not bool(torch.isfinite(norms[one])):  # it is left out anyway
+            return
+        only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
+        gap, _ = _gap(together.weighted_sum(only), alone.weighted_sum(only[only == 1]))
+        if gap > trial.tolerance:
+            raise ModelError(_MIXED)
+
+
+def modes_of(model: nn.Module) -> tuple[bool, ...]:
+    """Which layers are in train mode."""
+    return tuple(module.training for module in model.modules())
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a model must keep while it trains: every tensor that is not trained."""
+
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def by(cls, model: nn.Module) -> Held:
+        return cls({name: leaf.detach().clone() for name, leaf in _untrained(model)})
+
+    def check(self, model: nn.Module) -> None:
+        for name, leaf in _untrained(model):
+            if name in self.tensors and not torch.equal(leaf, self.tensors[name]):
+                raise ModelError(
+                    f"buffer {name!r} changes when the model sees data, and would release it without noise; "
+                    "remove the running statistics, or keep that layer in eval mode"
+                )
+
+
+def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers, frozen parameters, and tensors that a module holds besides."""
+    yield from model.named_buffers()
+    yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
+    for name, module in model.named_modules():
+        yield from ((f"{name}.{k}", leaf) for k, leaf in vars(module).items() if isinstance(leaf, Tensor))
+
+
+def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None:
+    """Refuse an augmentation through which one example reaches another's views, under the same draws."""
+    try:
+        batches = [take(np.array([first, *range(1, min(count, 4))])) for first in (0, count - 1)]
+    except Exception:  # what cannot be read contributes nothing; others are looked at as training goes on
+        return
+    rows = rows_in(batches[0]) // max(1, min(count, 4))
+    one, other = (list(leaves(views(batch))) for batch in batches)
+    for a, b in zip(one, other, strict=True):
+        own = len(a) // max(1, min(count, 4))
+        if rows and not torch.equal(torch.nan_to_num(a[own:]), torch.nan_to_num(b[own:])):
             raise ModelError(
-                f"buffer {name!r} changes when the model sees data, and would release it without noise; "
-                "remove the running statistics, or keep that layer in eval mode"
+                "the augmentation mixes examples: changing one of them changes another's views (mixup, cutmix, a batch "
+                "statistic); each example's views must be made of it alone"
             )
 
 
-def _sound_units(contribution: Differentiable, params: Tree, take: Take, count: int) -> list[int]:
-    """The first units on which the loss runs; if it runs on none, the error is the model's."""
-    sound, error = [], None
-    for unit in range(count):
+_FIRST = 64  # units among which some that can be tried are looked for
+
+
+def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int) -> Trial | None:
+    """A trial on the first units on which the loss runs; if it runs on none, the error is the model's."""
+    found: list[Trial] = []
+    failed: tuple[Batch, Exception] | None = None
+    for unit in range(min(count, _FIRST)):
+        batch = None
         try:
+            batch = take(np.array([unit]))
+            _check_rows(contribution, batch)
             with torch.no_grad():
-                contribution.losses_of_units(params, take(np.array([unit])))
-            sound.append(unit)
+                contribution.losses_of_units(params, batch)
+            trial = _trial(contribution, params, batch)
         except ModelError:
             raise
         except Exception as failure:
-            error = failure
-    if not sound and error is not None:
-        raise ModelError(f"the loss fails on every one of the first examples: {error}") from error
-    return sound
+            failed = (batch, failure)
+            continue
+        found += [trial] if trial is not None else []
+        if len(found) == 4:
+            break
+    if not found and failed is not None:
+        raise ModelError(
+            f"the loss fails on every one of the first examples: {_why(contribution, params, *failed)}"
+        )
+    return _together(contribution, params, found) if found else None
 
 
-def _check_connected(contribution: Differentiable, params: Tree, batch: Batch) -> None:
+def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error: Exception) -> str:
+    """What fails, in words that hold no value of the data: those of the same failure on made-up rows, if it is one."""
+    if isinstance(error, SaltflatError):  # our own words
+        return str(error)
+    if batch is None:
+        return f"they cannot be read ({type(error).__name__})"
+    try:
+        with torch.no_grad():
+            contribution.losses_of_units(params, mapped(torch.zeros_like, batch))
+    except Exception as same:
+        return str(same).strip().splitlines()[0] if str(same).strip() else type(same).__name__
+    return f"a {type(error).__name__} that rows of zeros do not give; are the labels, and everything else, in range?"
+
+
+def _together(contribution: Differentiable, params: Tree, found: Sequence[Trial]) -> Trial | None:
+    """One trial of the units of several, as far as they have one form."""
+    alike = [each.batch for each in found if form_of(each.batch) == form_of(found[0].batch)]
+    if len(alike) < len(found):
+        raise ModelError(
+            "examples have different shapes, so they do not fit into one batch; pad them to one length, or give the "
+            "data a collate function that does"
+        )
+    return replace(found[0], batch=joined(alike), units=len(alike))
+
+
+def _check_rows(contribution: Differentiable, batch: Batch) -> None:
+    """Refuse data that gives more or fewer rows than units: each row would have a clip of its own."""
+    if rows_in(batch) != contribution.rows_per_unit:
+        raise ModelError(
+            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared: each row would be "
+            "clipped by itself, and a unit would move the sum by several clip norms; let collate give one row per "
+            "unit, or use per_user(rows=...)"
+        )
+
+
+def _check_connected(trial: Trial) -> None:
     """Refuse a parameter that no loss depends on: noise alone would move it, and it would never learn.
 
     Read from the graph, not from values: an adapter whose gradient is merely zero now does take part.
     """
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
-    with _one_random_state(contribution), torch.enable_grad():
-        total = contribution.losses_of_units(leaves, batch).sum()
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in trial.params.items()}
+    with torch.enable_grad():
+        total = trial.contribution.losses_of_units(leaves, trial.batch).sum()
     if not total.requires_grad:
         raise ModelError("the loss does not depend on any trained parameter; is the output detached?")
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -148,16 +393,6 @@ def _check_connected(contribution: Differentiable, params: Tree, batch: Batch) -
                 "switched off, a layer never called, a detached output); use it in forward, or freeze it with "
                 "requires_grad_(False)"
             )
-
-
-def check_stamps(noise: object, meter: object) -> None:
-    """Refuse noise that says it is not private together with a record that would call it so."""
-    stamp = getattr(noise, "stamp", "")
-    if stamp and getattr(meter, "stamp", stamp) != stamp:
-        raise PrivacyError(
-            f"the noise is {stamp}, and the ledger would not say so: open its run with private=False, or use "
-            "SecureNoise"
-        )
 
 
 def check_answer(answer: Tree, params: Tree) -> Tree:
@@ -195,52 +430,85 @@ def check_moved(before: Tree, after: Tree) -> bool:
     return True
 
 
-def _check_gradients(contribution: Differentiable, params: Tree, batch: Batch, units: int) -> None:
-    with _one_random_state(contribution):
-        chunk = contribution([params], [1.0], batch)
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
-    with _one_random_state(contribution), torch.enable_grad():
-        losses = contribution.losses_of_units(leaves, batch)
+def _check_gradients(trial: Trial) -> None:
+    """Each unit's kept gradient is the one of plain automatic differentiation."""
+    units = min(trial.units, 3)
+    batch, chunk = trial.some(range(units)), trial.chunk(range(units))
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in trial.params.items()}
+    with torch.enable_grad():
+        losses = trial.contribution.losses_of_units(leaves, batch)
     for unit in range(units):
         grads = torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
-        kept = chunk.weighted_sum(torch.eye(units, dtype=losses.dtype, device=losses.device)[unit])
-        for (name, mine), plain in zip(kept.items(), grads, strict=True):
-            _compare(name, mine, torch.zeros_like(mine) if plain is None else plain)
+        plain = {
+            n: torch.zeros_like(leaf) if g is None else g
+            for (n, leaf), g in zip(leaves.items(), grads, strict=True)
+        }
+        norms = chunk.norms()
+        kept = chunk.weighted_sum((torch.arange(units, device=norms.device) == unit).to(norms.dtype))
+        gap, name = _gap(kept, plain)
+        if gap > trial.tolerance:
+            raise ModelError(
+                f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation; the "
+                "batch must be the first axis of every activation (batch_first=True), and each example independent"
+            )
 
 
-def _compare(name: str, mine: Tensor, plain: Tensor) -> None:
-    gap, size = (mine - plain).abs().max(), plain.abs().max() + mine.abs().max()
-    if bool(torch.isfinite(size)) and float(gap) > _TOLERANCE * float(size) + 1e-7:
-        raise ModelError(
-            f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation; the "
-            "batch must be the first axis of every activation (batch_first=True), and each example independent"
-        )
+def _check_apart(trial: Trial) -> None:
+    """Every unit's gradient is the same in any company: alone, without this one or that, in a smaller batch.
+
+    Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead.
+    """
+    everyone = list(range(trial.units))
+    if trial.by_chance:
+        companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
+    else:
+        largest = int(torch.nan_to_num(trial.chunk(everyone).norms()).argmax())
+        gone = {0, trial.units // 2, trial.units - 1, largest}
+        companies = [[u for u in everyone if u != each] for each in gone]
+        companies += [everyone[: trial.units // 2], everyone[trial.units // 2 :], everyone[:1], everyone[-1:]]
+    whole = _signature(trial, everyone)
+    slack = min(1e-4, 30 * _distance(whole.flip(0), _signature(trial, everyone[::-1])))  # what rounding does
+    for company in companies:
+        if len(company) > (1 if trial.by_chance else 0):
+            here, there = _signature(trial, company), whole[company]
+            stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
+            if _distance(there[stayed], here[stayed]) > trial.tolerance + slack:
+                raise ModelError(_MIXED)
 
 
-def _check_isolation(contribution: Differentiable, params: Tree, batch: Batch, other: Batch) -> None:
-    """``other`` differs from ``batch`` in its first unit only."""
-    with _one_random_state(contribution):
-        norms = contribution([params], [1.0], batch).norms()
-    with _one_random_state(contribution):
-        changed = contribution([params], [1.0], other).norms()
-    if not torch.allclose(norms[1:], changed[1:], rtol=1e-6, equal_nan=True):
-        raise ModelError(
-            "one example's gradient changes when another example does: something in the model or the loss mixes "
-            "the batch (a batch statistic, a contrastive loss); each example's loss must depend on it alone"
-        )
+def _signature(trial: Trial, units: Sequence[int]) -> Tensor:
+    """Each unit's norm and two inner products, which a change of its gradient changes; (units, 3)."""
+    chunk, source = trial.chunk(units), torch.Generator().manual_seed(1)
+    scale = 1 / max(1, tree.size(trial.params)) ** 0.5
+    drawn = lambda leaf: (torch.randn(leaf.shape, generator=source, dtype=torch.float64) * scale).to(leaf)
+    norms = chunk.norms()
+    along = [chunk.dot(tree.map_tree(drawn, trial.params)).to(norms) for _ in range(2)]
+    return torch.stack([norms, *along], 1)
 
 
-@contextmanager
-def _one_random_state(contribution: Differentiable) -> Iterator[None]:
-    """Dropout, augmentations and the like draw the same numbers each time, and later ones as if never asked."""
-    own = getattr(contribution.augment, "generator", None)  # an augmentation may bring one
-    before = own.get_state() if own is not None else None
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        try:
-            if own is not None:
-                own.manual_seed(0)
-            yield
-        finally:
-            if own is not None:
-                own.set_state(before)
+def _distance(there: Tensor, here: Tensor) -> float:
+    """The largest difference of two signatures beside a unit's norm; infinite if one is finite and the other is not."""
+    finite = torch.isfinite(there).all(1)
+    if bool((finite != torch.isfinite(here).all(1)).any()):
+        return math.inf
+    if not bool(finite.any()):
+        return 0.0
+    gaps = (there - here).abs().amax(1) / (there[:, 0] + 1e-12)
+    return float(gaps[finite].max())
+
+
+_MIXED = (
+    "one example's gradient changes when another example does, or leaves: something in the model or the loss mixes the "
+    "batch (a batch statistic, a maximum or a ranking over examples, a contrastive loss, a division by the batch's "
+    "length); each example's loss must depend on it alone"
+)
+
+
+def _gap(mine: Tree, other: Tree) -> tuple[float, str]:
+    """How far two gradients are apart, beside their length, and the parameter where it shows most."""
+    gaps = {
+        name: float((mine[name] - leaf).abs().max()) if leaf.numel() else 0.0 for name, leaf in other.items()
+    }
+    worst = max(gaps, key=lambda name: gaps[name])
+    length = float(tree.norm(mine) + tree.norm(other))
+    return (gaps[worst] / (length + 1e-9) if math.isfinite(length) else 0.0), worst

@@ -7,7 +7,7 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,11 +16,24 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.clipping import Chunk
-from saltflat.core.check import Take, check_model, check_step
+from saltflat.core.chance import Draws, secret, still
+from saltflat.core.check import Spot, Take, check_model, check_step, check_views
 from saltflat.core.memory import keep_freed_memory
-from saltflat.core.sampling import Batch, Indices, Units, physical, pick, rows_in
+from saltflat.core.sampling import (
+    Batch,
+    Form,
+    Indices,
+    Sampler,
+    Units,
+    form_of,
+    labels,
+    physical,
+    pick,
+    rows_in,
+)
 from saltflat.errors import ModelError, SettingError
 from saltflat.gradients.chunk import Kept, book_keeping, checked_losses
+from saltflat.privacy.noise import SecureSampling
 from saltflat.tree import Tree
 
 Predict = Callable[..., Any]
@@ -32,7 +45,8 @@ class Contribution(Protocol):
 
     A call turns a physical batch into its units' vectors at the asked points, ``losses`` into each unit's loss at each
     point; ``model`` holds the weights, ``unit`` names whose privacy it is. ``check`` refuses, before the first step,
-    what would let one unit's data reach another's vector; it releases nothing.
+    what would let one unit's data reach another's vector, and gives a `Spot` that looks again as training goes on; it
+    releases nothing.
 
     *Guarantee*: a unit's vector depends on that unit alone. Everything that is promised rests on this.
     """
@@ -43,7 +57,7 @@ class Contribution(Protocol):
     @property
     def unit(self) -> str: ...
 
-    def check(self, params: Tree, take: Take, count: int) -> None: ...
+    def check(self, params: Tree, take: Take, count: int) -> Spot: ...
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk: ...
 
@@ -60,6 +74,9 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> Loss:
     return lambda predict, batch: criterion(predict(batch[0]), batch[1])
 
 
+REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
+
+
 @dataclass(frozen=True)
 class PerExample:
     """See `per_example`."""
@@ -69,39 +86,65 @@ class PerExample:
     views: int = 1
     augment: Callable[[Batch], Batch] | None = None
     unit: str = "example"
+    fixed: Tree = field(default_factory=dict)  # stands for tensors of the model that no point has
+    strict: bool = False  # whether a failure is an error, not a unit without a contribution
+    draws: Draws = secret  # where dropout, augmentations and the like take their randomness from
 
     def __post_init__(self) -> None:
         keep_freed_memory()  # private steps are about to be taken in this process
         if not self.views >= 1:
             raise SettingError(f"an example has at least one view; got views={self.views}")
 
+    @property
+    def rows_per_unit(self) -> int:
+        """Rows of a unit in a batch, before augmentation."""
+        return self.views if self.augment is None else 1
+
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
-        batch = self._views_of(batch)
         rows = rows_in(batch)
-        if rows % self.views:
+        if rows % self.rows_per_unit:
             raise SettingError(f"{rows} rows cannot be {self.views} views each of whole examples")
         if rows == 0:
             return Kept(0, [], points[0])
         try:
             return self._kept(points, weights, batch)
-        except ModelError:
-            raise  # the model's fault, whatever the data
-        except Exception:
+        except REFUSED:
+            raise
+        except Exception:  # a unit that makes anything fail contributes zero, and nothing is said of it
+            if self.strict:
+                raise
             return self._without_offenders(points, weights, batch)
 
-    def check(self, params: Tree, take: Take, count: int) -> None:
-        """See `check_model` and `check_step`."""
+    def check(self, params: Tree, take: Take, count: int) -> Spot:
+        """See `check_model`, `check_views` and `check_step`."""
         check_model(self.model)
-        check_step(self, params, take, count)
+        if self.augment is not None:
+            check_views(self._drawn_views, take, count)
+        return check_step(self, params, take, count)
+
+    def _drawn_views(self, batch: Batch) -> Batch:
+        with still(self.augment):
+            return self._views_of(batch)
+
+    def still(self, fixed: Tree | None = None, *, alike: bool = True) -> PerExample:
+        """The same without chance, for comparisons: dropout leaves everything, other draws are always the same.
+
+        With ``alike`` a unit's views are the unit itself; a batch of another size would draw others.
+        """
+        views = each_view(lambda rows: rows, self.views) if alike and self.augment else self.augment
+        fixed = self.fixed if fixed is None else fixed
+        return replace(self, draws=still, fixed=fixed, augment=views, strict=True)
 
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every row at a point."""
-        return self.loss(lambda *args, **kwargs: functional_call(self.model, point, args, kwargs), batch)
+        own = {**self.fixed, **point}
+        return self.loss(lambda *args, **kwargs: functional_call(self.model, own, args, kwargs), batch)
 
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every unit: the mean over its views."""
-        batch = self._views_of(batch)
-        losses = checked_losses(self.losses_at(point, batch), rows_in(batch))
+        with self.draws(self.augment):
+            batch = self._views_of(batch)
+            losses = checked_losses(self.losses_at(point, batch), rows_in(batch))
         return losses.view(-1, self.views).mean(1)
 
     def _views_of(self, batch: Batch) -> Batch:
@@ -121,51 +164,63 @@ class PerExample:
 
         (points, units)
         """
-        batch = self._views_of(batch)
         with torch.no_grad():
             try:
-                rows = self._rows(points, batch)
-            except ModelError:
+                return self._losses(points, batch)
+            except REFUSED:
                 raise
             except Exception:
-                each = [pick(batch, torch.tensor([row])) for row in range(rows_in(batch))]
-                void = torch.full((len(points), 1), float("nan"))
-                found = [
-                    self._rows(points, row).cpu() if self._survives(points, row) else void for row in each
-                ]
-                rows = torch.cat(found, 1)
-        return rows.view(len(points), -1, self.views).mean(2)
+                return torch.cat([self._losses_alone(points, one) for one in self._units_of(batch)], 1)
 
-    def _rows(self, points: Sequence[Tree], batch: Batch) -> Tensor:
-        return torch.stack([checked_losses(self.losses_at(p, batch), rows_in(batch)) for p in points])
+    def _losses(self, points: Sequence[Tree], batch: Batch) -> Tensor:
+        with self.draws(self.augment):
+            batch = self._views_of(batch)
+            rows = [checked_losses(self.losses_at(point, batch), rows_in(batch)) for point in points]
+        return torch.stack(rows).view(len(points), -1, self.views).mean(2)
+
+    def _losses_alone(self, points: Sequence[Tree], one: Batch) -> Tensor:
+        try:
+            return self._losses(points, one).cpu()
+        except REFUSED:
+            raise
+        except Exception:
+            return torch.full((len(points), 1), float("nan"))
 
     def _kept(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
-        return book_keeping(
-            lambda point: self.losses_at(point, batch),
-            points,
-            weights,
-            rows=rows_in(batch),
-            views=self.views,
-            constants=[*self.model.buffers(), *self.model.parameters()],
-        )
+        with self.draws(self.augment):
+            batch = self._views_of(batch)
+            return book_keeping(
+                lambda point: self.losses_at(point, batch),
+                points,
+                weights,
+                rows=rows_in(batch),
+                views=self.views,
+                constants=[*self.fixed.values(), *self.model.buffers(), *self.model.parameters()],
+            )
+
+    def _units_of(self, batch: Batch) -> Iterator[Batch]:
+        """Each unit as a batch of its own."""
+        for rows in torch.arange(rows_in(batch)).split(self.rows_per_unit):
+            yield pick(batch, rows)
 
     def _without_offenders(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
-        """A unit that makes the loss fail contributes zero; the others see a batch of the same shape."""
-        rows = torch.arange(rows_in(batch))
-        sound = torch.tensor([self._survives(points, pick(batch, row.view(1))) for row in rows])
-        sound = sound.view(-1, self.views).all(1)
+        """A unit that fails alone, forward or backward, is void; the others see a batch of the same shape."""
+        sound = torch.tensor([self._survives(points, weights, one) for one in self._units_of(batch)])
         if not bool(sound.any()):
             return Kept(0, [], points[0])
-        unit = torch.where(sound, torch.arange(len(sound)), sound.long().argmax())
-        stand_in = (unit.unsqueeze(1) * self.views + torch.arange(self.views)).flatten()
-        return Without(self._kept(points, weights, pick(batch, stand_in)), ~sound)
-
-    def _survives(self, points: Sequence[Tree], row: Batch) -> bool:
+        unit, rows = torch.where(sound, torch.arange(len(sound)), sound.long().argmax()), self.rows_per_unit
+        stand_in = (unit.unsqueeze(1) * rows + torch.arange(rows)).flatten()
         try:
-            with torch.no_grad():
-                for point in points:
-                    checked_losses(self.losses_at(point, row), 1)
-        except ModelError:
+            return Without(self._kept(points, weights, pick(batch, stand_in)), ~sound)
+        except REFUSED:
+            raise
+        except Exception:  # they fail together, or by chance: then none of them is known
+            return Kept(0, [], points[0])
+
+    def _survives(self, points: Sequence[Tree], weights: Sequence[float], one: Batch) -> bool:
+        try:
+            self._kept(points, weights, one)
+        except REFUSED:
             raise
         except Exception:
             return False
@@ -246,6 +301,31 @@ class Private:
     contribution: Contribution
     units: Units
     count: int
+    form: Form | None = None  # of one unit's rows, where units are rows: what every other must look like
+
+    @classmethod
+    def of(cls, contribution: Contribution, units: Units) -> Private:
+        """Read how many units there are, and the form of the first that can be read."""
+        whole = cls(contribution, units, units.count)
+        if not hasattr(contribution, "rows_per_unit"):
+            return whole
+        tried = (whole.taken(np.array([unit])) for unit in range(min(whole.count, 64)))
+        first = next((batch for batch in tried if batch is not None), None)
+        return whole if first is None else replace(whole, form=form_of(first))
+
+    def taken(self, part: Indices) -> Batch | None:
+        """The batch of these units; None if they cannot be read, or are not as many, or of another form.
+
+        A batch with more rows than units would give one unit several clips.
+        """
+        try:
+            batch = self.units.take(part)
+            if self.form is None:
+                return batch
+            rows = len(part) * getattr(self.contribution, "rows_per_unit", 1)
+            return batch if rows_in(batch) == rows and form_of(batch) == self.form else None
+        except Exception:
+            return None
 
 
 @dataclass(frozen=True)
@@ -255,21 +335,32 @@ class chunks_of:
     private: Private
     drawn: Indices
     most: int
+    sampler: Sampler = field(default_factory=SecureSampling)
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
+        for batch in self._batches():
+            yield self.private.contribution(points, weights, batch)
+
+    def _batches(self) -> Iterator[Batch]:
+        """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""
         for part in physical(self.drawn, self.most):
-            yield self.private.contribution(points, weights, self.private.units.take(part))
+            batch = self.private.taken(part)
+            if batch is None:
+                sound = [unit for unit in part if self.private.taken(np.array([unit])) is not None]
+                batch = self.private.taken(np.array(sound)) if sound else None
+            if batch is not None:
+                yield batch
 
     def apart(
         self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None
     ) -> Iterator[Chunk]:
-        """Each unit, or each group of units, at points of its own."""
-        labels = self.drawn if groups is None else self.drawn % groups
-        for label in np.unique(labels):
-            together = replace(self, drawn=self.drawn[labels == label])
+        """Each unit, or each group of units, at points of its own; `labels` says which."""
+        own = labels(len(self.drawn), groups, self.sampler)
+        for label in np.unique(own):
+            together = replace(self, drawn=self.drawn[own == label])
             yield from together(points_of(int(label)), weights)
 
     def losses(self, points: Sequence[Tree]) -> Iterator[Tensor]:
         """Every unit's loss at each point; (points, units)."""
-        for part in physical(self.drawn, self.most):
-            yield self.private.contribution.losses(points, self.private.units.take(part))
+        for batch in self._batches():
+            yield self.private.contribution.losses(points, batch)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
-from saltflat.clipping import Clip, as_clip
+from saltflat.clipping import LARGEST, SMALLEST, Clip, as_clip
 from saltflat.door import AnyMethod, fresh_noise
 from saltflat.errors import SettingError
 from saltflat.optimizers import EMA, Optimizer
@@ -18,6 +18,7 @@ from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.calibration import calibrate_scale
 from saltflat.privacy.accounting.events import ChosenDpEvent, compose, phase_event
 from saltflat.privacy.accounting.filters import RdpFilter, planned_order
+from saltflat.privacy.record.history import most
 from saltflat.schedules import Schedule, at
 
 
@@ -48,9 +49,10 @@ class Phase:
         if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
             raise SettingError(f"noise_multiplier must be 0 or more, and finite; got {self.noise_multiplier}")
         bound = as_clip(self.clip_norm).sensitivity
-        if not bound > 0:
+        if not (SMALLEST <= bound <= LARGEST or math.isinf(bound)) or bound < 0:
             raise SettingError(
-                f"clip_norm must be positive (infinity: no clipping, without noise only); got {self.clip_norm}"
+                f"clip_norm must be positive, from {SMALLEST:g} to {LARGEST:g}, where float32 can tell norms apart "
+                f"(infinity: no clipping, without noise only); got {self.clip_norm}"
             )
         if math.isinf(bound) and self.noise_multiplier > 0:
             raise SettingError("noise needs a finite clip_norm: its scale is noise_multiplier x clip_norm")
@@ -142,16 +144,26 @@ class Plan:
         planned = compose(*(phase.event(self.rate) for phase in self.phases))
         return ChosenDpEvent(planned) if self.data_driven else planned
 
+    def by_cost(self) -> Counter[tuple[float, float]]:
+        """How many steps are planned at each (rate, noise multiplier), as a ledger counts: each sample is one."""
+        total: Counter[tuple[float, float]] = Counter()
+        for phase in self.phases:
+            total.update({(self.rate, noise): count for noise, count in phase.noises().items()})
+        return total
+
     def event_on_record(self, charged: Mapping[tuple[float, float], int]) -> DpEvent:
         """The plan's cost, and that of every step on record beyond it: steps that ran again after a crash.
 
         ``charged`` counts steps by (rate, noise multiplier), as a ledger does.
 
-        *Guarantee*: at least the cost of what is planned, and at least the cost of what was charged.
+        *Guarantee*: at least the cost of what is planned, and at least the cost of what was charged. If results decide
+        when the noise changes, steps beyond the planned number count as the dearest ones (see `most`).
         """
+        if self.data_driven:
+            total = most(self.by_cost(), charged)
+            return ChosenDpEvent(compose(*(phase_event(*cost, n) for cost, n in total.items())))
         again = Counter(charged)
-        for phase in self.phases:
-            again.subtract({(self.rate, noise): count for noise, count in phase.noises().items()})
+        again.subtract(self.by_cost())
         return compose(self.event(), *(phase_event(*cost, n) for cost, n in (+again).items()))
 
     def filter(self, delta: float) -> RdpFilter:

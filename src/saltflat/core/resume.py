@@ -59,6 +59,7 @@ def save(
         "within": at.within,
         "shapes": shapes,
         "head": meter.head if isinstance(meter, Recorded) else None,
+        "run": getattr(meter, "account", None),
         "sampler": None if sampler is None else pack(None, sampler.bit_generator.state)[1],
     }
     checkpoint.save(kept.folder, trees, meta)
@@ -70,7 +71,8 @@ def load(
     """The position in the newest whole checkpoint, None if there is none; ``sampler`` is set back to it.
 
     A checkpoint of another plan or of other weights is refused, and so is a ledger that lacks a line which
-    the checkpoint has seen. A ledger with more lines is as it should be: what they paid for is gone.
+    the checkpoint has seen, or another run of it than the one that was charged. A ledger with more lines is as it
+    should be: what they paid for is gone.
     """
     found = checkpoint.load(kept.folder)
     if found is None:
@@ -174,8 +176,13 @@ def _refuse_other_weights(place: str, trees: Mapping[str, Tree], params: Tree) -
 
 
 def _expect(place: str, meta: Mapping[str, Any], meter: object) -> None:
-    """The ledger must hold every line that the checkpoint has seen."""
-    head = meta["head"]
+    """The ledger must hold every line that the checkpoint has seen, and the same run must go on."""
+    head, mine, own = meta["head"], getattr(meter, "account", None), meta.get("run")
+    if mine is not None and own is not None and mine != own:
+        raise LedgerError(
+            f"{place} was charged to the run {own!r}, and this one is {mine!r}: what a run spends is counted "
+            "together, so go on under the name or identity that it began with"
+        )
     if isinstance(meter, Recorded) and head is not None:
         meter.expect(head)
     elif head is not None:

@@ -96,7 +96,18 @@ class OnDevice:
         return moved(self.units.take(indices), self.device)
 
 
-def poisson(count: int, rate: float, source: np.random.Generator) -> Indices:
+class Sampler(Protocol):
+    """A source of uniform numbers on [0, 1), by which units are drawn: `SecureSampling`, or a generator of numpy."""
+
+    def random(self, count: int, /) -> NDArray[np.float64]: ...
+
+
+def is_secret(sampler: Sampler) -> bool:
+    """Whether nobody can repeat the draws; whatever does not say so, such as a generator of numpy, can be repeated."""
+    return bool(getattr(sampler, "private", False))
+
+
+def poisson(count: int, rate: float, source: Sampler) -> Indices:
     """The units of one step: each joins independently with probability ``rate``; there may be none.
 
     >>> poisson(5, 1.0, np.random.default_rng())
@@ -105,6 +116,14 @@ def poisson(count: int, rate: float, source: np.random.Generator) -> Indices:
     if not 0 < rate <= 1:
         raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate}")
     return np.flatnonzero(source.random(count) < rate)
+
+
+def labels(count: int, groups: int | None, source: Sampler) -> Indices:
+    """A number for each unit of a step, by chance alone: one of ``groups``, or one that no other unit has.
+
+    A unit's place among the data or in the batch would not do: whoever leaves moves all that come after.
+    """
+    return (source.random(count) * (groups or 2**53)).astype(np.int64)
 
 
 def physical(indices: Indices, most: int) -> Iterator[Indices]:
@@ -139,21 +158,44 @@ def leaves(batch: Batch) -> Iterator[Tensor]:
         raise DataError(_MADE_OF + type(batch).__name__)
 
 
+Form = Any  # a batch with (type, shape of a row) in the place of every tensor
+
+
+def form_of(batch: Batch) -> Form:
+    """What a batch's rows look like, whatever they hold and however many they are.
+
+    >>> form_of((torch.zeros(5, 3), torch.zeros(5, dtype=torch.long)))
+    ((torch.float32, (3,)), (torch.int64, ()))
+    """
+    return mapped(lambda leaf: (leaf.dtype, tuple(leaf.shape[1:])), batch)
+
+
 def moved(batch: Batch, device: torch.device) -> Batch:
     """The batch with each of its tensors on a device; one that is there already is not copied."""
-    return _mapped(lambda leaf: leaf.to(device), batch)
+    return mapped(lambda leaf: leaf.to(device), batch)
 
 
 def pick(batch: Batch, rows: Tensor) -> Batch:
     """The batch made of these rows of each of its tensors."""
-    return _mapped(lambda leaf: leaf[rows.to(leaf.device)], batch)
+    return mapped(lambda leaf: leaf[rows.to(leaf.device)], batch)
 
 
-def _mapped(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The rows of several batches of one form, one after the other.
+
+    >>> joined([(torch.zeros(1), torch.ones(1)), (torch.ones(1), torch.zeros(1))])
+    (tensor([0., 1.]), tensor([1., 0.]))
+    """
+    rest = [iter(list(leaves(batch))) for batch in batches]
+    return mapped(lambda _: torch.cat([next(each) for each in rest]), batches[0])
+
+
+def mapped(function: Callable[[Tensor], Any], batch: Batch) -> Batch:
+    """The batch with ``function`` of every tensor in its place."""
     if isinstance(batch, Tensor):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: _mapped(function, item) for key, item in batch.items()}
+        return {key: mapped(function, item) for key, item in batch.items()}
     if isinstance(batch, Sequence) and not isinstance(batch, str):
-        return tuple(_mapped(function, item) for item in batch)
+        return tuple(mapped(function, item) for item in batch)
     raise DataError(_MADE_OF + type(batch).__name__)

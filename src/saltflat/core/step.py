@@ -6,19 +6,18 @@ every part is a function of it; only `charge` leaves a trace, and it stands befo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-import numpy as np
-
 from saltflat.core.ask import Ask, Release
-from saltflat.core.check import check_answer, check_moved
+from saltflat.core.check import Spot, check_answer, check_moved
 from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.sampling import Indices, poisson
-from saltflat.privacy.noise import SecureNoise
+from saltflat.core.sampling import Indices, Sampler, is_secret, poisson
+from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.tree import Tree
 
 
@@ -32,13 +31,19 @@ class Meter(Protocol):
 class Safeguards:
     """What the promise rests on beside the plan. Leave it out, and the promise holds.
 
-    ``noise`` and ``sampling`` are fresh from the operating system unless given; ``meter``, a ledger's run, is charged
-    before each step and may refuse it.
+    ``noise`` and ``sampling`` are secret and fresh from the operating system unless given; ``meter``, a ledger's run,
+    is charged before each step and may refuse it. A generator of numpy, which can be repeated, makes a run that is not
+    private, and is said to be so.
     """
 
     noise: Noise = field(default_factory=SecureNoise)
-    sampling: np.random.Generator = field(default_factory=np.random.default_rng)
+    sampling: Sampler = field(default_factory=SecureSampling)
     meter: Meter | None = None
+
+    @property
+    def secret(self) -> bool:
+        """Whether nobody can repeat the noise, nor who was drawn."""
+        return self.noise.private and is_secret(self.sampling)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def begin(plan: Plan, at: Position) -> Position | None:
     return replace(at, phase=number, within=0, state=state, memory=memory)
 
 
-def draw(plan: Plan, at: Position, count: int, sampling: np.random.Generator) -> Sequence[Indices]:
+def draw(plan: Plan, at: Position, count: int, sampling: Sampler) -> Sequence[Indices]:
     """The step's units: a Poisson sample, and another one if the method draws two."""
     return [poisson(count, plan.rate, sampling) for _ in _noises(plan, at)]
 
@@ -103,7 +108,13 @@ def charge(plan: Plan, at: Position, meter: Meter | None) -> None:
 
 
 def open_door(
-    plan: Plan, at: Position, drawn: Sequence[Indices], private: Private, *, noise: Noise, physical: int
+    plan: Plan,
+    at: Position,
+    drawn: Sequence[Indices],
+    private: Private,
+    *,
+    safeguards: Safeguards,
+    physical: int,
 ) -> Ask:
     """The door of a step that was charged; the last sample is asked first, and leads to the others."""
     ask: Ask | None = None
@@ -112,9 +123,9 @@ def open_door(
             clip_norm=_phase(plan, at).clip_norm,
             noise_multiplier=noise_multiplier,
             expected_units=plan.expected_units,
-            noise=noise,
+            noise=safeguards.noise,
         )
-        ask = Ask(chunks_of(private, sample, physical), release, fresh=ask)
+        ask = Ask(chunks_of(private, sample, physical, safeguards.sampling), release, fresh=ask)
     assert ask is not None
     return ask
 
@@ -130,6 +141,16 @@ def advance(plan: Plan, at: Position, ask: Ask) -> Position:
     proven = at.proven or (phase.noise_multiplier > 0 and _proves(ask, at.params, params))
     mean = plan.ema and plan.ema.step(params, at.mean)
     return Position(at.step + 1, params, state, memory, mean, at.phase, at.within + 1, proven)
+
+
+def look_again(
+    plan: Plan, at: Position, drawn: Sequence[Indices], private: Private, *, spot: Spot, physical: int
+) -> None:
+    """Let the spot check see a physical batch: so seldom that it takes half a percent, and whenever it asks to."""
+    few = min(physical, plan.expected_units)
+    due = at.step % math.ceil(400 * few / plan.expected_units) == 0
+    if (due or spot.changed()) and len(drawn[-1]):
+        spot(at.params, private.taken(drawn[-1][: max(2, int(few))]))
 
 
 def _proves(ask: Ask, before: Tree, after: Tree) -> bool:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from saltflat.core.check import check_stamps
 from saltflat.core.contribution import Contribution, Private
 from saltflat.core.plan import Plan
+from saltflat.core.record import check_record
 from saltflat.core.resume import Checkpoints, load, save
 from saltflat.core.sampling import Units
 from saltflat.core.step import (
@@ -22,12 +22,14 @@ from saltflat.core.step import (
     begin,
     charge,
     draw,
+    look_again,
     next_phase,
     open_door,
     start,
 )
 from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, Interrupted, ModelError
+from saltflat.privacy.noise import SecureSampling
 from saltflat.tree import Tree
 
 
@@ -78,10 +80,11 @@ def train(
 
     *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one
     ``contribution.unit``, added or removed, under Poisson sampling. Steps that run again after a crash cost
-    as much again, and the meter is charged for them.
+    as much again, and the meter is charged for them. A ledger's run that would say something else than what runs
+    (another unit, private noise) is refused, and so is a plan that results may change under a budget without order.
     """
     run = _Run(plan, safeguards or Safeguards(), running or Running())
-    check_stamps(run.safeguards.noise, run.safeguards.meter)
+    check_record(plan, contribution.unit, run.safeguards)
     first, run = run.opened(trainable(contribution.model))
     at = first
     with finish_first() as caught:
@@ -123,7 +126,7 @@ class _Run:
         if at is None:
             return start(self.plan, params), self
         if self.safeguards.noise.private:
-            fresh = replace(self.safeguards, sampling=np.random.default_rng())
+            fresh = replace(self.safeguards, sampling=SecureSampling())
             return at, replace(self, safeguards=fresh)
         return at, self
 
@@ -132,14 +135,16 @@ class _Run:
         if next_phase(self.plan, at) is None:
             return
         plan, guards = self.plan, self.safeguards
-        private = Private(contribution, units, units.count)
-        contribution.check(at.params, units.take, private.count)
+        private, physical = Private.of(contribution, units), self.running.physical
+        spot = contribution.check(at.params, units.take, private.count)
         while (here := begin(plan, at)) is not None:
             drawn = draw(plan, here, private.count, guards.sampling)
             charge(plan, here, guards.meter)
-            ask = open_door(plan, here, drawn, private, noise=guards.noise, physical=self.running.physical)
+            ask = open_door(plan, here, drawn, private, safeguards=guards, physical=physical)
             at = advance(plan, here, ask)
+            look_again(plan, at, drawn, private, spot=spot, physical=physical)
             yield at
+        spot(at.params, None)
 
     def is_time(self, at: Position, first: int) -> bool:
         """Every so often, at the end, and at once: so that a folder that cannot be written shows early."""
@@ -153,8 +158,13 @@ class _Run:
 
     @property
     def repeatable(self) -> np.random.Generator | None:
-        """The sampler, where nothing is private."""
-        return None if self.safeguards.noise.private else self.safeguards.sampling
+        """The sampler, where nothing is private and it can be set back."""
+        sampler = self.safeguards.sampling
+        return (
+            sampler
+            if isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private
+            else None
+        )
 
     def interrupted(self, number: int, at: Position) -> Interrupted:
         folder = self.running.checkpoints.folder if self.running.checkpoints else None

@@ -18,7 +18,8 @@ from saltflat.core.train import Running, train
 from saltflat.door import AnyMethod
 from saltflat.front.given import METHOD, OPTIMIZER, Settings, given, stated
 from saltflat.optimizers import Optimizer
-from saltflat.privacy.record.statement import Statement, rounded_up
+from saltflat.privacy.limits import rounded_up
+from saltflat.privacy.record.statement import Statement
 from saltflat.tree import Tree
 
 
@@ -72,6 +73,7 @@ def fit(
     batch_size: int = 2048,
     epochs: float = 40,
     clip_norm: float | Clip = 0.1,
+    size: int | None = None,
     optimizer: Optimizer = OPTIMIZER,
     plan: Plan | None = None,
     views: int = 1,
@@ -88,6 +90,8 @@ def fit(
 
     The method is DP-SAT at radius 0.03 and the optimizer SGD(lr=2.0, momentum=0.9) unless others are given.
     ``batch_size`` is the expected one: each example joins a step by itself, with probability batch_size / size.
+    ``size`` is a public bound on the number of examples; without it that number is read from the data, and the
+    statement says so.
     ``views`` and ``augment`` are those of `per_example`. ``plan``, from `sai` or of phases of your own, takes the place
     of method, batch_size, epochs, clip_norm and optimizer; with ``epsilon`` its noise is scaled to fit, without it runs
     as it is. ``safeguards`` holds what the promise rests on beside the plan (sources of noise and sampling, a ledger's
@@ -95,9 +99,9 @@ def fit(
 
     *Guarantee*: the weights, and every weight on the way, cost at most ``epsilon`` at ``delta`` for one example, added
     or removed, under Poisson sampling. The noise is calibrated and the statement worked out before an example is
-    looked at; the number of examples is taken as public. Inputs must not be scaled by statistics of the data.
+    looked at. Inputs must not be scaled by statistics of the data.
     Steps that run again after a crash cost more than that. So checkpoints need a ledger's run as the meter, of the
-    same name each time, and the statement then counts every step on record under this name.
+    same name or identity each time, and the statement then counts every step on record for this run.
 
     >>> import torch, saltflat as sf
     >>> x, y = torch.randn(300, 5), torch.randint(2, (300,))
@@ -110,12 +114,12 @@ def fit(
     DPSGD: 10 steps, noise multiplier ...
     """
     safeguards, running = safeguards or Safeguards(), running or Running()
-    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, optimizer)
+    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, optimizer, size)
     private = given(model, loss, data, views=views, augment=augment)
     plan = settings.planned(private.count)
     unit = private.contribution.unit
-    statement = stated(plan, delta, unit, safeguards, running)
+    statement = stated(plan, settings, unit, safeguards, running)
     params = train(plan, private.contribution, private.units, safeguards=safeguards, running=running)
     if running.checkpoints is not None:
-        statement = stated(plan, delta, unit, safeguards, running)  # with what ran again
+        statement = stated(plan, settings, unit, safeguards, running)  # with what ran again
     return Fitted(model=model, params=params, plan=plan, statement=statement)

@@ -46,11 +46,16 @@ class Settings:
     clip_norm: float | Clip = 0.1
     plan: Plan | None = None
     optimizer: Optimizer = OPTIMIZER
+    size: int | None = None
 
     def __post_init__(self) -> None:
         _checked(checked_delta, self.delta)
         if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
+        if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
+            raise SettingError(
+                f"size is a public number of examples, at least as many as there are; got {self.size!r}"
+            )
         if self.plan is None:
             self._check_phase()
         else:
@@ -76,9 +81,18 @@ class Settings:
         if both:
             raise SettingError(f"the plan says what to run: give it, or {', '.join(both)}, not both")
 
-    def planned(self, size: int) -> Plan:
-        """The plan for ``size`` units, with its noise calibrated."""
-        plan = self.plan or self._one_phase(size)
+    @property
+    def counted(self) -> bool:
+        """Whether the plan will depend on how many units the data holds."""
+        return self.plan is None and self.size is None
+
+    def planned(self, count: int) -> Plan:
+        """The plan for the declared number of units, or else for ``count``, with its noise calibrated."""
+        if self.size is not None and count > self.size:
+            raise SettingError(
+                f"the data holds more than the {self.size} examples that were declared; set size to a public bound"
+            )
+        plan = self.plan or self._one_phase(self.size or count)
         if self.epsilon is None:
             return plan
         return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
@@ -120,19 +134,24 @@ def given(
     check_model(model)
     device = next(iter(trainable(model).values())).device
     contribution = per_example(model, loss_of(loss), views=views, augment=augment)
-    units = units_of(data)
-    count = units.count
-    if count < 1:
+    units = OnDevice(units_of(data), device)
+    if units.count < 1:
         raise DataError("the data holds no example")
-    return Private(contribution, OnDevice(units, device), count)
+    return Private(contribution, units, units.count)
 
 
-def stated(plan: Plan, delta: float, unit: str, safeguards: Safeguards, running: Running) -> Statement:
+def stated(plan: Plan, settings: Settings, unit: str, safeguards: Safeguards, running: Running) -> Statement:
     """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run.
 
     Where a run is kept, it may go on after a crash, and then costs more than its plan: the ledger knows.
     """
-    declared = Declared(delta=delta, size=plan.size, unit=unit, seeded=not safeguards.noise.private)
+    declared = Declared(
+        delta=settings.delta,
+        size=plan.size,
+        unit=unit,
+        seeded=not safeguards.secret,
+        counted=settings.counted,
+    )
     if running.checkpoints is None or declared.seeded:
         return state(plan.event(), declared)
     if not isinstance(safeguards.meter, Run):
@@ -155,7 +174,7 @@ def loss_of(loss: nn.Module | Loss) -> Loss:
     saltflat.errors.SettingError: MSELoss averages ...
     """
     if isinstance(loss, nn.Module):
-        return supervised(_each_by_itself(loss))
+        return supervised(partial(_over_own_entries, _each_by_itself(loss)))
     if not callable(loss):
         raise SettingError(
             'the loss is a criterion such as nn.CrossEntropyLoss(reduction="none"), or a function '
@@ -180,6 +199,29 @@ def _each_by_itself(criterion: nn.Module) -> nn.Module:
         f"{name} {does} over the batch (reduction={reduction!r}), and clipping needs one loss per example: pass "
         f'{name}(reduction="none")'
     )
+
+
+def _over_own_entries(criterion: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
+    """One loss per example: the mean over its own entries, where a criterion gives one for each pixel or each label.
+
+    >>> import torch
+    >>> each = partial(_over_own_entries, nn.MSELoss(reduction="none"))
+    >>> each(torch.zeros(4, 3), torch.ones(4, 3))
+    tensor([1., 1., 1., 1.])
+    >>> each(torch.zeros(4, 1), torch.ones(4))
+    Traceback (most recent call last):
+    saltflat.errors.ModelError: MSELoss got outputs of shape (1,) and targets of shape () for each example...
+    """
+    losses = criterion(outputs, targets)
+    if not isinstance(outputs, Tensor) or losses.ndim < 2:
+        return losses
+    if losses.shape not in (outputs.shape, targets.shape, outputs.shape[:1] + outputs.shape[2:]):
+        raise ModelError(
+            f"{type(criterion).__name__} got outputs of shape {tuple(outputs.shape[1:])} and targets of shape "
+            f"{tuple(targets.shape[1:])} for each example, and compared every example with every other; give both one "
+            "shape, with squeeze or unsqueeze(1)"
+        )
+    return losses.flatten(1).mean(1)
 
 
 def units_of(data: Any) -> Units:

@@ -5,33 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from threading import RLock
 from typing import Any
 
 import torch
 from torch import nn
 
 from saltflat.clipping import Clip
-from saltflat.core.check import check_stamps
+from saltflat.core import step as parts
+from saltflat.core.check import Spot
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.plan import Plan
+from saltflat.core.record import check_record
 from saltflat.core.sampling import Batch, Indices
-from saltflat.core.step import (
-    Position,
-    Safeguards,
-    advance,
-    begin,
-    charge,
-    draw,
-    next_phase,
-    open_door,
-    start,
-)
+from saltflat.core.step import Position, Safeguards
 from saltflat.core.train import Progress, Running, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.front.given import METHOD, Settings, given, stated
 from saltflat.privacy.record.history import epsilon_of
+from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
 from saltflat.tree import Tree
 
@@ -64,8 +59,14 @@ class OnModel:
         return None
 
     def step(self, params: Tree, direction: Tree, state: None) -> tuple[Tree, None]:
-        """Put the direction where the optimizer looks for gradients, let it step, and leave nothing behind."""
+        """Put the direction where the optimizer looks for gradients, let it step, and leave nothing behind.
+
+        Whatever stood there before, in frozen parameters too, was never noised: it goes first.
+        """
         own = dict(self.model.named_parameters())
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = None
         for name, leaf in direction.items():
             own[
                 name
@@ -84,20 +85,30 @@ class Drawn:
     samples: Sequence[Indices] = field(repr=False)
 
 
-class PrivateLoop:
-    """See `make_private`."""
+class PrivateLoop(Single):
+    """See `make_private`. Threads may share it, and copies are refused: two would take the same steps twice."""
 
     def __init__(
-        self, plan: Plan, private: Private, statement: Statement, *, safeguards: Safeguards, running: Running
+        self,
+        plan: Plan,
+        private: Private,
+        statement: Statement,
+        *,
+        spot: Spot,
+        safeguards: Safeguards,
+        running: Running,
     ) -> None:
         self.plan = plan
         self.statement = statement  # of the whole plan
         self._private = private
+        self._spot = spot
         self._safeguards = safeguards
         self._running = running
-        self._at = start(plan, trainable(private.contribution.model))
+        self._at = parts.start(plan, trainable(private.contribution.model))
         self._spent: Counter[tuple[float, float]] = Counter()
         self._waiting: Drawn | None = None
+        self._stepping = False
+        self._lock = RLock()
 
     @property
     def done(self) -> int:
@@ -115,17 +126,23 @@ class PrivateLoop:
     def step(self, batch: Drawn) -> None:
         """Charge the batch, take its private step, and let the optimizer move the model.
 
-        *Guarantee*: a batch is stepped once. It counts as spent as soon as the door is open, even if the step
-        fails; a meter that refuses leaves everything as it was.
+        *Guarantee*: a batch is stepped once, whichever thread comes first. It counts as spent as soon as the door is
+        open, even if the step fails; a meter that refuses leaves everything as it was.
         """
-        self._check(batch)
-        here = replace(self._at, params=self._weights())
-        noise, physical = self._safeguards.noise, self._running.physical
-        charge(self.plan, here, self._safeguards.meter)
-        self._count(here)
-        ask = open_door(self.plan, here, batch.samples, self._private, noise=noise, physical=physical)
-        self._at = advance(self.plan, here, ask)
-        self._running.watch(Progress(self.done, self._at.phase, self._at.params, self._at.params))
+        with self._alone():
+            self._check(batch)
+            here = replace(self._at, params=self._weights())
+            guards, physical = self._safeguards, self._running.physical
+            parts.charge(self.plan, here, guards.meter)
+            self._count(here)
+            ask = parts.open_door(
+                self.plan, here, batch.samples, self._private, safeguards=guards, physical=physical
+            )
+            at = self._at = parts.advance(self.plan, here, ask)
+            parts.look_again(self.plan, at, batch.samples, self._private, spot=self._spot, physical=physical)
+            if self.finished:
+                self._spot(at.params, None)
+        self._running.watch(Progress(at.step, at.phase, at.params, at.params))
 
     def epsilon(self, delta: float | None = None) -> float:
         """An upper bound on what the steps so far have cost; infinite if the noise is seeded.
@@ -134,7 +151,7 @@ class PrivateLoop:
         covered by the whole plan, ``statement``, as is every run; a plan whose phases end by results always says that.
         """
         delta = self.statement.delta if delta is None else delta
-        if not self._safeguards.noise.private:
+        if not self._safeguards.secret:
             return math.inf
         if self.plan.data_driven:
             return self.plan.epsilon(delta)
@@ -143,7 +160,7 @@ class PrivateLoop:
     @property
     def finished(self) -> bool:
         """Whether every planned step was taken."""
-        return next_phase(self.plan, self._at) is None
+        return parts.next_phase(self.plan, self._at) is None
 
     def _batches(self, end: int) -> Iterator[Drawn]:
         if self.finished:
@@ -151,9 +168,7 @@ class PrivateLoop:
                 f"all {self.done} planned steps were taken: one more would cost more than was planned; "
                 "plan more epochs from the start"
             )
-        while self.done < end and (here := begin(self.plan, self._at)) is not None:
-            self._at = here
-            batch = self._waiting = self._waiting or self._draw()
+        while (batch := self._next(end)) is not None:
             yield batch
             if self._waiting is batch:
                 raise PrivacyError(
@@ -161,8 +176,32 @@ class PrivateLoop:
                     "which ones are left out would tell about the data"
                 )
 
+    def _next(self, end: int) -> Drawn | None:
+        """The batch that is waiting, or a new one; None after ``end`` steps, or at the end of the plan."""
+        with self._alone():
+            here = parts.begin(self.plan, self._at) if self.done < end else None
+            if here is None:
+                return None
+            self._at = here
+            self._waiting = self._waiting or self._draw()
+            return self._waiting
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time draws or steps, and none begins a step inside another: it would not be counted."""
+        with self._lock:
+            if self._stepping:
+                raise PrivacyError(
+                    "a step is being taken: let it end before the next batch is drawn or stepped"
+                )
+            self._stepping = True
+            try:
+                yield
+            finally:
+                self._stepping = False
+
     def _draw(self) -> Drawn:
-        samples = draw(self.plan, self._at, self._private.count, self._safeguards.sampling)
+        samples = parts.draw(self.plan, self._at, self._private.count, self._safeguards.sampling)
         return Drawn(self.done + 1, samples)
 
     def _check(self, batch: Drawn) -> None:
@@ -217,6 +256,7 @@ def make_private(
     batch_size: int = 2048,
     epochs: float = 40,
     clip_norm: float | Clip = 0.1,
+    size: int | None = None,
     plan: Plan | None = None,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
@@ -248,8 +288,7 @@ def make_private(
     (10, True)
     """
     safeguards, running = safeguards or Safeguards(), running or Running()
-    check_stamps(safeguards.noise, safeguards.meter)
-    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan)
+    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, size=size)
     private = given(model, loss, data, views=views, augment=augment)
     own = OnModel(model, optimizer)
     plan = settings.planned(private.count)
@@ -259,6 +298,8 @@ def make_private(
             "average its weights as you like, and leave checkpoints and ema out"
         )
     plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
-    statement = stated(plan, delta, private.contribution.unit, safeguards, running)
-    private.contribution.check(trainable(model), private.units.take, private.count)
-    return PrivateLoop(plan, private, statement, safeguards=safeguards, running=running)
+    statement = stated(plan, settings, private.contribution.unit, safeguards, running)
+    check_record(plan, private.contribution.unit, safeguards)
+    private = Private.of(private.contribution, private.units)
+    spot = private.contribution.check(trainable(model), private.units.take, private.count)
+    return PrivateLoop(plan, private, statement, spot=spot, safeguards=safeguards, running=running)

@@ -17,11 +17,11 @@ from saltflat.gradients.tape import DERIVATIONS, Tape, Weight, rule
 def linear(tape: Tape, func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y_t = W x_t + b, so g_W = sum_t y'_t x_t^T and g_b = sum_t y'_t, where y' is the gradient at y.
 
-    Positions may be folded into the first axis, all of one row before those of the next, as ``x.view(-1, width)``
-    does; `check` finds out whether they are.
+    Positions may be folded into the first axis, all of one row before those of the next, as ``x.view(-1, width)`` does;
+    the tape knows whether they are.
     """
     w, b = tape.weight(weight), tape.weight(bias)
-    if tape.is_shared(x) or (x.ndim > 1 and x.shape[0] % tape.rows):
+    if tape.is_shared(x) or (x.ndim > 1 and not tape.holds_rows(x)):
         return tape.by_vmap(func, x, weight, bias)
     return tape.watch(func(x, weight, bias), lambda grad: linear_parts(tape, x, grad, w, b))
 
@@ -99,6 +99,7 @@ def embedding(
     w = tape.weight(weight)
     if w is None:
         return func(rows, weight, padding_idx)
+    tape.check_rows(func, rows)
 
     def keep(grad: Tensor) -> list[Part]:
         if padding_idx is not None:

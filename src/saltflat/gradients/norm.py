@@ -24,6 +24,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> Tensor:
     """z_t = (x_t - mean_t) / std_t over the last axes: sum y' z = sum_t (y'_t x_t) / std_t - y'_t mean_t / std_t."""
+    tape.check_rows(func, x)
     y, mean, std_inverse = torch.native_layer_norm(x, list(normalized_shape), weight, bias, eps)
     mean, std_inverse = mean.detach(), std_inverse.detach()
     w, b = tape.weight(weight), tape.weight(bias)
@@ -57,6 +58,7 @@ def group_norm(
 
     So two sums per channel are enough, and z itself is never formed.
     """
+    tape.check_rows(func, x)
     rows, channels = x.shape[:2]
     x = x.contiguous()
     y, mean, std_inverse = torch.native_group_norm(

@@ -69,9 +69,19 @@ def lines(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1)
 
 
+def tiny(dtype: torch.dtype) -> float:
+    """The square root of the smallest normal number: what is smaller has a square of 0."""
+    return 2 * torch.finfo(dtype).tiny ** 0.5
+
+
 def square_rows(values: Tensor) -> Tensor:
-    """The squared norm of each unit's entries, in one pass and without a temporary copy."""
-    return torch.linalg.vector_norm(lines(precise(values)), dim=1).square()
+    """The squared norm of each unit's entries, in one pass and without a temporary copy.
+
+    *Guarantee*: entries whose squares vanish count as if they were just large enough not to. Else a unit with one
+    factor of 1e-25 and another of 1e21 would have norm 0, and pass unclipped.
+    """
+    flat = lines(precise(values))
+    return (torch.linalg.vector_norm(flat, dim=1) + tiny(flat.dtype) * flat.shape[1] ** 0.5).square()
 
 
 @dataclass(frozen=True)
@@ -270,8 +280,11 @@ def gram_square(a: Tensor, b: Tensor) -> Tensor:
 
     *Guarantee*: such a record is clipped harder than its exact norm asks for, never less.
     """
-    terms = (a.diagonal(dim1=1, dim2=2) * b.diagonal(dim1=1, dim2=2)).clamp(min=0).sqrt().sum(1).square()
-    return pair_sum(a, b) + slack(a.dtype) * terms
+    own, other = (gram.diagonal(dim1=1, dim2=2).clamp(min=0) for gram in (a, b))
+    terms = (own * other).sqrt().sum(1).square()
+    # Entries whose squares vanish, beside a large factor: each Gram entry may have lost a few of the smallest numbers.
+    lost = tiny(a.dtype) ** 2 * (own.sqrt().sum(1).square() + other.sqrt().sum(1).square())
+    return pair_sum(a, b) + slack(a.dtype) * terms + 1024 * lost
 
 
 def outer(name: str, a: Tensor, b: Tensor) -> Part:

@@ -10,6 +10,7 @@ What needs no order in time, the slopes of the gates above all, is taken for all
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -282,3 +283,36 @@ def _refuse_packed(item: Any, options: tuple) -> None:
         raise ModelError(
             "a packed sequence does not tell its rows apart; pass padded sequences and mask the loss instead"
         )
+
+
+def _gates(tape: Tape, x: Tensor, h: Tensor, weights: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+    """The two linear layers of a cell: of its input, and of its state."""
+    w_x, w_h, b_x, b_h = (*weights, None, None)[:4]
+    return tape.again(F.linear, x, w_x, b_x), tape.again(F.linear, tape.as_rows(h), w_h, b_h)
+
+
+@rule(torch.gru_cell)
+def gru_cell(tape: Tape, func: Any, x: Tensor, h: Tensor, *weights: Tensor | None) -> Tensor:
+    """r, z = sigmoid(...);  n = tanh(x_n + r h_n);  h <- n + z (h - n)."""
+    (x_r, x_z, x_n), (h_r, h_z, h_n) = (gate.chunk(3, 1) for gate in _gates(tape, x, h, weights))
+    r, z = torch.sigmoid(x_r + h_r), torch.sigmoid(x_z + h_z)
+    n = torch.tanh(x_n + r * h_n)
+    return n + z * (h - n)
+
+
+@rule(torch.lstm_cell)
+def lstm_cell(
+    tape: Tape, func: Any, x: Tensor, state: Sequence[Tensor], *weights: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """i, f, o = sigmoid(...);  c <- f c + i tanh(g);  h <- o tanh(c)."""
+    h, c = state
+    i, f, g, o = torch.add(*_gates(tape, x, h, weights)).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
+
+
+@rule(torch.rnn_tanh_cell, torch.rnn_relu_cell)
+def plain_cell(tape: Tape, func: Any, x: Tensor, h: Tensor, *weights: Tensor | None) -> Tensor:
+    """h <- tanh(W x + U h), or relu."""
+    total = torch.add(*_gates(tape, x, h, weights))
+    return torch.tanh(total) if func is torch.rnn_tanh_cell else torch.relu(total)

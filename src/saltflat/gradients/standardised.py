@@ -27,6 +27,7 @@ from saltflat.gradients.tape import DERIVATIONS, Tape, rule
 from saltflat.tree import Tree
 
 FLOOR = 1e-4
+_FAINT = 1e-2  # a gain so small beside its bias that dividing the output by it would leave rounding errors
 
 
 def standardised(weight: Tensor, gain: Tensor | None = None) -> Tensor:
@@ -85,8 +86,13 @@ class Standardisation:
         self, x: Tensor, flat: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
     ) -> Tensor:
         y, bias = output
-        off = self.gain_value is not None and bool((self.gain_value == 0).any())
-        if y is None or off:  # spoilt by an in-place activation, or it says nothing of a channel switched off
+        gain = self.gain_value
+        off = gain is not None and bool(
+            (gain.abs() < _FAINT * (1 + (0 if bias is None else bias.abs()))).any()
+        )
+        if (
+            y is None or off
+        ):  # spoilt by an in-place activation, or it says too little of a channel nearly off
             return torch.linalg.vecdot(flat, precise(geometry.forward(x, self.unit.to(x.dtype))).flatten(2))
         along = torch.linalg.vecdot(flat, precise(y).flatten(2))
         if bias is not None:
@@ -174,8 +180,8 @@ def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) ->
     how = Standardisation(
         weight=w.name if w else None,
         gain=g.name if g else None,
-        unit=centred / root,
-        slope=slope,
+        unit=precise(centred / root),
+        slope=precise(slope),
         clamped=square.flatten() < FLOOR,
         gain_value=gain,
         images=tape.views,

@@ -6,6 +6,10 @@ While a `Tape` is active it sees each torch function before it runs. Tensors are
   (a transposed weight, a mask, ``torch.arange``);
 * *data*: everything else; its first axis is the row of the batch.
 
+Data may be *folded*: positions of a row laid out on the first axis, all of one row before those of the next. The tape
+believes that of a tensor only if it saw a reshape of (rows, positions, ...) make it. Where rows were picked by a mask
+or an index (packed tokens, say), whose they are is unknown; such a tensor is *loose*, and may meet no weight.
+
 A function of shared tensors only gives another shared tensor. A function in which a weight meets data
 is a *use* of that weight: a rule (one per layer family, in `RULES`) runs it without asking for the
 weight's gradient, and leaves a hook that, when the backward pass brings the output's gradient, keeps
@@ -39,6 +43,14 @@ def rule(*functions: Any, table: dict[Any, Rule] = RULES) -> Callable[[Rule], Ru
         return run
 
     return register
+
+
+FOLDING = {Tensor.reshape, Tensor.view, Tensor.flatten, torch.reshape, torch.flatten, Tensor.unflatten}
+PICKING = {
+    *(Tensor.masked_select, torch.masked_select, Tensor.index_select, torch.index_select),
+    *(Tensor.gather, torch.gather, Tensor.take, torch.take, torch.take_along_dim, Tensor.take_along_dim),
+    *(Tensor.__getitem__, torch.nonzero, Tensor.nonzero),
+}
 
 
 class _Lift(torch.autograd.Function):
@@ -121,6 +133,8 @@ class Tape(TorchFunctionMode):
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
         self._weights = {id(root.value): root for root in self.roots.values()}
         self._shared: dict[int, Tensor] = {id(t): t for t in (*weights.values(), *constants)}
+        self._folded: dict[int, Tensor] = {}  # held, so that no other tensor takes over an address
+        self._loose: dict[int, Tensor] = {}
         some = next(iter(weights.values()))
         self._anchor = torch.zeros((), device=some.device, requires_grad=True)
 
@@ -128,13 +142,18 @@ class Tape(TorchFunctionMode):
         kwargs = kwargs or {}
         tensors = list(tensors_in((args, kwargs)))
         shared = [id(t) in self._shared for t in tensors]
-        if tensors and not any(shared):
-            return func(*args, **kwargs)
-        if all(shared):
+        if all(shared):  # tensors made of nothing, such as zeros, are shared too
             return self._derive(func, args, kwargs, tensors)
-        if not any(id(t) in self._weights for t in tensors):
-            return self._run_and_watch_writes(func, args, kwargs, tensors)
-        return RULES.get(func, RULES[None])(self, func, *args, **kwargs)
+        if not any(shared):
+            result = func(*args, **kwargs)
+        elif not any(id(t) in self._weights for t in tensors):
+            result = self._run_and_watch_writes(func, args, kwargs, tensors)
+        else:
+            self._refuse_loose(func, tensors)
+            result = RULES.get(func, RULES[None])(self, func, *args, **kwargs)
+        if self.rows > self.views:  # of one unit alone everything is its own
+            self._follow(func, args, tensors, result)
+        return result
 
     # What rules use ---------------------------------------------------------------------------------
 
@@ -145,6 +164,23 @@ class Tape(TorchFunctionMode):
     def is_shared(self, value: Tensor) -> bool:
         """Whether this tensor is the same for every row."""
         return id(value) in self._shared
+
+    def as_rows(self, value: Tensor) -> Tensor:
+        """A first state such as ``torch.zeros(rows, width)``, made of nothing in forward, as data from here on."""
+        return value.clone() if self.is_shared(value) and value.ndim and len(value) == self.rows else value
+
+    def holds_rows(self, value: Tensor) -> bool:
+        """Whether the first axis is the rows, or positions folded into them, row by row."""
+        return len(value) == self.rows or self.rows == self.views or id(value) in self._folded
+
+    def check_rows(self, func: Any, value: Tensor) -> None:
+        """Refuse data that a rule would take for rows, or for positions folded into them, and that is neither."""
+        if value.ndim and not self.holds_rows(value):
+            raise ModelError(
+                f"{getattr(func, '__name__', func)} got a tensor of shape {tuple(value.shape)} whose first axis is not "
+                f"the batch ({self.rows} rows); keep the batch on the first axis (batch_first=True), or fold positions "
+                "into it by a reshape of (batch, positions, ...)"
+            )
 
     def watch(self, output: Tensor, keep: Callable[[Tensor], Iterable[Part]]) -> Tensor:
         """Call ``keep`` with the gradient at ``output`` when it is known, and store the parts it returns."""
@@ -210,6 +246,63 @@ class Tape(TorchFunctionMode):
         return item
 
     # ------------------------------------------------------------------------------------------------
+
+    def _refuse_loose(self, func: Any, tensors: list[Tensor]) -> None:
+        for tensor in tensors if self._loose else ():
+            if id(tensor) in self._loose:
+                raise ModelError(
+                    f"{getattr(func, '__name__', func)} got a tensor of shape {tuple(tensor.shape)} whose first axis "
+                    f"is not the batch ({self.rows} rows) any more: rows or tokens were picked by a mask or an index, "
+                    "so it is not known whose they are; keep the padding, and give padded positions the loss 0"
+                )
+
+    def _follow(self, func: Any, args: Any, tensors: list[Tensor], result: Any) -> None:
+        """Take note of what becomes of the first axis."""
+        plain = isinstance(result, Tensor) and not self._loose and func not in PICKING
+        if plain and (result.ndim == 0 or len(result) == self.rows):
+            return  # nearly always: it is on every function's way
+        for made in tensors_in(result):
+            if made.ndim == 0:
+                continue
+            if (func in PICKING and self._picks_rows(func, args, made)) or self._comes_loose(tensors, made):
+                self._loose[id(made)] = made
+            elif len(made) != self.rows and self._is_folded(func, tensors, made):
+                self._folded[id(made)] = made
+
+    def _picks_rows(self, func: Any, args: Any, made: Tensor) -> bool:
+        """Whether the first axis was picked from, by anything but a plain slice of a later axis."""
+        if func is not Tensor.__getitem__:
+            return func in (torch.nonzero, Tensor.nonzero, Tensor.masked_select, torch.masked_select) or (
+                len(made) != len(args[0]) or 0 in args[1:2]
+            )
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        first = next((part for part in index if part is not None), slice(None))
+        if isinstance(first, Tensor):
+            return not self._is_each_row(first)
+        return isinstance(first, list) or (isinstance(first, slice) and first.step not in (None, 1))
+
+    def _is_each_row(self, index: Tensor) -> bool:
+        """Whether an index along the first axis says: every row, in its place."""
+        if index.dtype == torch.bool or index.ndim == 0 or len(index) != self.rows:
+            return False
+        rows = torch.arange(self.rows, device=index.device).view(-1, *[1] * (index.ndim - 1))
+        return bool((index == rows).all())
+
+    def _comes_loose(self, tensors: list[Tensor], made: Tensor) -> bool:
+        """What is made of loose data is loose, until it is put back onto the rows."""
+        if not self._loose:
+            return False
+        known = any(id(t) not in self._loose and t.ndim and self.holds_rows(t) for t in tensors)
+        return any(id(t) in self._loose for t in tensors) and not (known and len(made) == self.rows)
+
+    def _is_folded(self, func: Any, tensors: list[Tensor], made: Tensor) -> bool:
+        """Whether a first axis that is longer than the rows holds them row by row."""
+        data = [t for t in tensors if t.ndim and id(t) not in self._shared]
+        if len(made) % self.rows:
+            return False
+        if func in FOLDING:
+            return all(self.holds_rows(t) for t in data)
+        return any(id(t) in self._folded and len(t) == len(made) for t in data)
 
     def _store(self, parts: Iterable[Part]) -> None:
         for part in parts:

@@ -7,7 +7,14 @@ Everything that reads examples reads them raw, so an `Objective` is made only wi
 from saltflat.landscape.access import PUBLIC, STAYS_PRIVATE, Access
 from saltflat.landscape.density import Density, spectral_density
 from saltflat.landscape.directions import filter_normalised, random_directions
-from saltflat.landscape.gaps import adaptive_gap, average_gap, m_sharpness, noise_tolerance, sam_gap
+from saltflat.landscape.gaps import (
+    adaptive_gap,
+    average_gap,
+    m_sharpness,
+    noise_growth,
+    noise_tolerance,
+    sam_gap,
+)
 from saltflat.landscape.gradients import (
     Compared,
     Norms,
@@ -59,6 +66,7 @@ __all__ = [
     "line",
     "m_sharpness",
     "noise_effect",
+    "noise_growth",
     "noise_tolerance",
     "norm_histogram",
     "of_model",

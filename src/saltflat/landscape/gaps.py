@@ -52,24 +52,40 @@ def noise_tolerance(
     params: Tree,
     *,
     std: float,
+    momentum: float = 0.0,
     steps: Sequence[int] = (1, 10, 100, 1000),
     draws: int = 5,
     seed: int = 0,
 ) -> list[tuple[int, float]]:
-    """(t, E[L(w + sqrt(t) std xi)] - L(w)),   xi ~ N(0, I): the rise under the noise of t private steps.
+    """(t, E[L(w + a(t) std xi)] - L(w)),   xi ~ N(0, I): the rise under the noise of t private steps.
 
-    ``std`` = lr sigma C / expected units is what one step of SGD leaves on each weight; t steps add up to sqrt(t) of
-    it. The same ``draws`` pairs of xi and -xi serve every t.
+    ``std`` = lr sigma C / expected units is what one step of SGD leaves on each weight at once, and a(t) how t steps
+    add up (`noise_growth`). The same ``draws`` pairs of xi and -xi serve every t.
     """
     if not (math.isfinite(std) and std >= 0) or any(t < 1 for t in steps):
         raise SettingError(f"std must be 0 or more and steps at least 1; got {std} and {list(steps)}")
     rises = []
     for t in steps:
-        drawn, far = source(seed, 5), math.sqrt(t) * std
+        drawn, far = source(seed, 5), noise_growth(t, momentum=momentum) * std
         noise = [gaussian(params, drawn) for _ in range(draws)]
         points = [add(params, xi, scale=side) for xi in noise for side in (far, -far)]
         rises.append((int(t), _mean_rise(objective, params, points)))
     return rises
+
+
+def noise_growth(steps: int, *, momentum: float = 0.0) -> float:
+    """a(t) = sqrt(sum_{k<t} ((1 - m^(k+1)) / (1 - m))^2): how many times one step's noise t steps of SGD leave.
+
+    Heavy-ball momentum m hands the noise of a step on to all later ones: after k more steps it has moved the weight by
+    1 + m + ... + m^k times what it did at once. For many steps a(t) is about sqrt(t) / (1 - m); it starts from rest.
+
+    >>> noise_growth(100), round(noise_growth(1000, momentum=0.9), 1)
+    (10.0, 314.0)
+    """
+    if not 0 <= momentum < 1:
+        raise SettingError(f"momentum must lie in [0, 1); got {momentum}")
+    carried = ((1 - momentum ** (k + 1)) / (1 - momentum) for k in range(int(steps)))
+    return math.sqrt(math.fsum(each * each for each in carried))
 
 
 def _mean_rise(objective: Objective, params: Tree, points: Sequence[Tree]) -> float:

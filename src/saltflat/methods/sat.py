@@ -18,8 +18,8 @@ class SAT:
 
     ``drift`` = m > 1 repeats what public code does when a batch is split into m physical ones: the climb is added
     anew for each, so the j-th part is asked at w_t + j radius d_t / ||d_t||, and is taken off once, so the weights
-    keep (m - 1) climbs. For the second half give the phase ``AntiNoise(optimizer, (m - 1) * radius)``. A part
-    is every m-th unit by number, never by place in the batch: a unit that leaves may not move the others.
+    keep (m - 1) climbs. For the second half give the phase ``AntiNoise(optimizer, (m - 1) * radius)``. A unit
+    belongs to a part by chance, never by its place: a unit that leaves may not move the others.
 
     *Guarantee*: as DP-SGD. d_t is made of earlier releases, so using it is free, and it is added once for
     the whole logical batch, never to the weights themselves.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,11 +25,11 @@ def sai(
     methods: tuple[AnyMethod, AnyMethod] = (SAT(0.05), DPSGD()),
     clip_norms: tuple[Any, Any] = (0.1, 0.1),
     optimizers: tuple[Any, Any] = (SGD(lr=2.0, momentum=0.9), SGD(lr=0.1, momentum=0.9)),
-    share: float = 0.9,
+    portion: float = 0.9,
     budget_split: str = "joint_ratio",
     until: Callable[[Any], bool] | None = None,
 ) -> Plan:
-    """Phase 1: ``steps[0]`` steps of DP-SAT with ``share`` of the budget; phase 2: ``steps[1]`` of DP-SGD.
+    """Phase 1: ``steps[0]`` steps of DP-SAT with ``portion`` of epsilon; phase 2: ``steps[1]`` of DP-SGD.
 
     Each pair gives the first and the second phase's setting, so that any two methods, clipping rules and
     optimizers go in: ``methods=(DPLIS(method=SAT(0.05), lr=2.0), DPSGD())`` smooths the first phase. The optimizer
@@ -60,17 +61,16 @@ def sai(
         for k in (0, 1)
     )
     plan = Plan(phases=phases, rate=rate, size=size)
-    return split_budget(
-        plan, shares=(share, 1 - share), epsilon=epsilon, delta=delta, budget_split=budget_split
-    )
+    portions = (portion, 1 - portion)
+    return split_budget(plan, portions=portions, epsilon=epsilon, delta=delta, budget_split=budget_split)
 
 
 def split_budget(
-    plan: Plan, *, shares: Sequence[float], epsilon: float, delta: float, budget_split: str = "joint_ratio"
+    plan: Plan, *, portions: Sequence[float], epsilon: float, delta: float, budget_split: str = "joint_ratio"
 ) -> Plan:
-    """The plan with noise multipliers that divide (epsilon, delta) over its phases.
+    """The plan with noise multipliers that divide (epsilon, delta) over its phases, each with its portion.
 
-    ``budget_split``: "sequential" calibrates each phase to its share of epsilon alone (the SAI paper's rule, valid
+    ``budget_split``: "sequential" calibrates each phase to its portion of epsilon alone (the SAI paper's rule, valid
     and wasteful); "joint_ratio" keeps that rule's ratios and spends epsilon jointly; "joint_share" divides the
     cost T_i (exp(1 / sigma_i^2) - 1) itself. See `saltflat.privacy.accounting.splits`.
 
@@ -80,6 +80,7 @@ def split_budget(
     if budget_split not in SPLITS:
         raise SettingError(f"budget_split is one of {', '.join(SPLITS)}; got {budget_split!r}")
     steps = [phase.steps for phase in plan.phases]
+    shares = _whole(portions)
     noise = SPLITS[budget_split](epsilon=epsilon, delta=delta, rate=plan.rate, steps=steps, shares=shares)
     divided = tuple(replace(p, noise_multiplier=n) for p, n in zip(plan.phases, noise, strict=True))
     result = replace(plan, phases=divided)
@@ -88,3 +89,14 @@ def split_budget(
     if budget_split == "sequential" and result.epsilon(delta) <= epsilon:
         return result  # it wastes by design: less noise than its rule gives is not what was asked for
     return calibrate(result, epsilon=epsilon, delta=delta)
+
+
+def _whole(portions: Sequence[float]) -> tuple[float, ...]:
+    """Portions that sum to 1 to the last digit, so that 0.9 and 0.1 are what `sai` makes of 0.9.
+
+    >>> _whole((0.9, 0.1)) == (0.9, 1 - 0.9)
+    True
+    """
+    if len(portions) < 2 or not math.isclose(math.fsum(portions), 1, rel_tol=1e-9):
+        return tuple(portions)  # one portion is 1; a wrong sum is for the rule to refuse
+    return (*portions[:-1], 1 - math.fsum(portions[:-1]))

@@ -5,10 +5,12 @@ from .accounting.bounds import epsilon as epsilon
 from .accounting.calibration import noise_for as noise_for
 from .accounting.events import compose as compose
 from .accounting.events import phase_event as phase_event
+from .limits import rounded_up as rounded_up
 
 # Sources of noise
 from .noise import DiscreteNoise as DiscreteNoise
 from .noise import SecureNoise as SecureNoise
+from .noise import SecureSampling as SecureSampling
 from .noise import SeededNoise as SeededNoise
 
 # The record

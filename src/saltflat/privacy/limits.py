@@ -83,3 +83,29 @@ def _real(name: str, value: object) -> float:
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return float(value)
     raise AccountingError(f"{name} is {value!r}: it must be a number")
+
+
+def rounded_up(value: float, digits: int = 3) -> str:
+    """``value`` to so many significant digits, rounded up: a bound may not shrink on its way to the page.
+
+    >>> rounded_up(2.3812), rounded_up(6269.5), rounded_up(0.5)
+    ('2.39', '6270', '0.5')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    places = digits - 1 - math.floor(math.log10(value))
+    scaled = math.ceil(value * 10.0**places * (1 - 1e-12)) / 10.0**places
+    return f"{scaled:.{places}f}".rstrip("0").rstrip(".") if places > 0 else f"{scaled:.0f}"
+
+
+def rounded_down(value: float, digits: int = 2) -> str:
+    """``value`` to so many significant digits, rounded down: an advised limit may not grow on its way to the page.
+
+    >>> rounded_down(0.1 / 60_000), rounded_down(1e-5)
+    ('1.6e-06', '1e-05')
+    """
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    tens = math.floor(math.log10(value)) - digits + 1
+    front = math.floor(value / 10.0**tens * (1 + 1e-12))
+    return f"{float(f'{front}e{tens}'):.{digits}g}"

@@ -1,9 +1,10 @@
-"""Recipes: everything that decides a run, as one flat list of settings that fits into a small TOML file.
+"""Recipes: everything that decides a run, as a TOML tree of the library's own values.
 
-The papers' settings ship as files beside this one; `names` lists them. `saltflat.recipes.build` makes the parts of a
-run from a recipe; it is not imported here, so that the command line starts without torch.
+The settings of the experiments ship as files beside this one; `names` lists them. Files, lines, old versions and
+changes of documents need no torch (`saltflat.recipes.documents`); the names below are loaded when first used, so that
+the command line starts without it.
 """
 
-from saltflat.recipes.recipe import Recipe, about, names, read, shipped
+import lazy_loader
 
-__all__ = ["Recipe", "about", "names", "read", "shipped"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

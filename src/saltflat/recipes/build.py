@@ -1,4 +1,4 @@
-"""From a recipe to the parts of a run: network, loss, plan."""
+"""From a recipe to the parts of a run, network, loss and plan; and from a plan back to a recipe."""
 
 from __future__ import annotations
 
@@ -8,102 +8,85 @@ from typing import Any
 import torch
 from torch import nn
 
-from saltflat import models
-from saltflat.clipping import Automatic, PerLayer
 from saltflat.core.contribution import PerExample, per_example, supervised
-from saltflat.core.plan import Phase, Plan, calibrate
-from saltflat.data.augment import Flip, PadCrop, Transform, augment
-from saltflat.door import AnyMethod
+from saltflat.core.plan import Plan, calibrate
+from saltflat.data.augment import augment
 from saltflat.errors import SettingError
-from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile
-from saltflat.optimizers import EMA, SGD, Adam, AdamBC
 from saltflat.plans import split_budget
-from saltflat.recipes.recipe import Recipe
-
-NETWORKS = tuple(name for name in models.__all__ if name.islower() and name != "parameter_count")
+from saltflat.recipes.recipe import Recipe, Stage
 
 
 def network_of(recipe: Recipe) -> nn.Module:
     """The recipe's network, with the initial weights of its seed."""
-    if recipe.model not in NETWORKS:
-        raise SettingError(f"there is no model {recipe.model!r}; known are {', '.join(NETWORKS)}")
     with torch.random.fork_rng():
         torch.manual_seed(recipe.seed)
-        return getattr(models, recipe.model)()
+        return recipe.model.made()
 
 
 def loss_of(recipe: Recipe, model: nn.Module) -> PerExample:
     """Cross-entropy per example, over the recipe's views."""
     loss = supervised(nn.CrossEntropyLoss(reduction="none"))
-    transforms: list[Transform] = [PadCrop(recipe.crop)] if recipe.crop else []
-    transforms += [Flip()] if recipe.flip else []
-    if not transforms and recipe.views > 1:
-        raise SettingError(f"views={recipe.views} would all be the same: set crop or flip")
-    views = augment(*transforms, views=recipe.views) if transforms else None
+    views = augment(*recipe.augment, views=recipe.views) if recipe.augment else None
     return per_example(model, loss, views=recipe.views, augment=views)
 
 
-def plan_of(recipe: Recipe, size: int) -> Plan:
-    """The recipe's plan on ``size`` declared examples, its noise calibrated to epsilon and delta.
-
-    *Guarantee*: the planned steps and ``spare`` more of each phase cost at most epsilon, so that steps which a crash
-    wasted do not shorten the run, whichever phase they belonged to.
-    """
-    rate = recipe.batch_size / size
-    if rate > 1:
+def rate_of(recipe: Recipe, size: int) -> float:
+    """Each example's probability to join a step, of ``size`` declared ones."""
+    rate = recipe.rate if recipe.batch_size is None else recipe.batch_size / size
+    if rate is None or rate > 1:
         raise SettingError(
-            f"batch_size {recipe.batch_size} is larger than the data, {size} examples; take a smaller one"
+            f"batch_size {recipe.batch_size:g} is larger than the data, {size} examples; take a smaller one"
         )
-    steps = max(1, round(recipe.epochs / rate))
-    phases = _two_phases(recipe, steps, rate) if recipe.method == "sai" else (_phase(recipe, steps),)
-    generous = tuple(replace(phase, steps=phase.steps + recipe.spare) for phase in phases)
-    plan = Plan(phases=generous, rate=rate, size=size, ema=EMA(recipe.ema) if recipe.ema else None)
+    return rate
+
+
+def draft_of(recipe: Recipe, size: int) -> Plan:
+    """What will run on ``size`` declared examples, before its noise is calibrated; quick."""
+    rate = rate_of(recipe, size)
+    phases = tuple(stage.phase(steps=stage.steps_at(rate)) for stage in recipe.phase)
+    return Plan(phases=phases, rate=rate, size=size, ema=recipe.ema)
+
+
+def plan_of(recipe: Recipe, size: int) -> Plan:
+    """The recipe's plan on ``size`` declared examples, its noise calibrated to epsilon and delta, or as given.
+
+    *Guarantee*: with epsilon, the planned steps and ``spare`` more of each phase cost at most epsilon, so that steps
+    which a crash wasted do not shorten the run, whichever phase they belonged to.
+    """
+    draft = draft_of(recipe, size)
+    if recipe.epsilon is None:
+        return draft
+    generous = (replace(phase, steps=phase.steps + recipe.spare) for phase in draft.phases)
     budget = {"epsilon": recipe.epsilon, "delta": recipe.delta}
-    if recipe.method == "sai":
-        shares = (recipe.first_share, 1 - recipe.first_share)
-        plan = split_budget(plan, shares=shares, budget_split=recipe.budget_split, **budget)
+    plan = replace(draft, phases=tuple(generous))
+    portions = [stage.portion for stage in recipe.phase if stage.portion is not None]
+    if portions:
+        plan = split_budget(plan, portions=portions, budget_split=recipe.budget_split, **budget)
     else:
         plan = calibrate(plan, **budget)
-    planned = (replace(noisy, steps=p.steps) for noisy, p in zip(plan.phases, phases, strict=True))
-    return replace(plan, phases=tuple(planned))
+    both = zip(plan.phases, draft.phases, strict=True)
+    return replace(plan, phases=tuple(replace(noisy, steps=planned.steps) for noisy, planned in both))
 
 
-def _two_phases(recipe: Recipe, steps: int, rate: float) -> tuple[Phase, Phase]:
-    first = round((recipe.first_epochs or recipe.epochs / 3) / rate)
-    if not 1 <= first < steps:
-        raise SettingError(f"sai needs a step in each of its phases; got {first} of {steps} in the first")
-    plain = replace(recipe, method="dp-sgd", lr=recipe.second_lr)
-    return _phase(recipe, first), _phase(plain, steps - first)
+def recipe_of(plan: Plan, **settings: Any) -> Recipe:
+    """The recipe whose plan this is, noise included; ``settings`` are the recipe's others, such as data and model.
 
-
-def _phase(recipe: Recipe, steps: int) -> Phase:
-    return Phase(
-        method=_method(recipe),
-        steps=steps,
-        noise_multiplier=1.0,  # calibration sets it
-        clip_norm=_clip(recipe),
-        optimizer=_optimizer(recipe),
+    >>> from saltflat.plans import sai
+    >>> from saltflat.recipes import Network
+    >>> plan = sai(steps=(15, 25), rate=0.1, size=1000, epsilon=2.0, delta=1e-5)
+    >>> plan_of(recipe_of(plan, data="digits", model=Network("digits_cnn")), plan.size) == plan
+    True
+    """
+    phases = tuple(
+        Stage(
+            method=phase.method,
+            clip_norm=phase.clip_norm,
+            optimizer=phase.optimizer,
+            steps=phase.steps,
+            noise_multiplier=phase.noise_multiplier,
+            noise_schedule=phase.noise_schedule,
+            until=phase.until,
+        )
+        for phase in plan.phases
     )
-
-
-def _method(recipe: Recipe) -> AnyMethod:
-    made: dict[str, Any] = {
-        "dp-sgd": DPSGD(),
-        "dp-sat": SAT(recipe.radius),
-        "dp-sam": SAM(recipe.radius),
-        "sai": SAT(recipe.radius),
-        "dplis": DPLIS(lr=recipe.lr, copies=recipe.copies, reach=recipe.reach),
-    }
-    return Quantile(made[recipe.method]) if recipe.clipping == "quantile" else made[recipe.method]
-
-
-def _clip(recipe: Recipe) -> Any:
-    if recipe.clipping == "per-layer":
-        return PerLayer(recipe.clip_norm)
-    return Automatic(recipe.clip_norm) if recipe.clipping == "automatic" else recipe.clip_norm
-
-
-def _optimizer(recipe: Recipe) -> Any:
-    if recipe.optimizer == "sgd":
-        return SGD(lr=recipe.lr, momentum=recipe.momentum)
-    return (Adam if recipe.optimizer == "adam" else AdamBC)(lr=recipe.lr)
+    return Recipe(phase=phases, rate=plan.rate, size=plan.size, ema=plan.ema, **settings)

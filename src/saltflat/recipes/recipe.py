@@ -1,163 +1,229 @@
-"""The settings of a run, where they come from, and how they are written down again."""
+"""A recipe: everything that decides a run, made of the library's own values, and the file that says the same."""
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
-import json
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from importlib import resources
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from saltflat.errors import DataError, SettingError
+from saltflat.clipping import Clip
+from saltflat.core.plan import Phase
+from saltflat.data import official_size
+from saltflat.data.augment import Transform
+from saltflat.door import AnyMethod
+from saltflat.errors import SettingError
+from saltflat.optimizers import EMA, Optimizer
+from saltflat.privacy.accounting.splits import SPLITS
+from saltflat.privacy.limits import STEPS_CEILING
+from saltflat.recipes import documents, old, toml
+from saltflat.recipes.documents import Document
+from saltflat.recipes.groups import PYTHON_ONLY
+from saltflat.recipes.networks import Network
+from saltflat.recipes.values import Spot, made, settings_document
+from saltflat.recipes.wrong import Wrong
+from saltflat.schedules import Schedule
 
-METHODS = ("dp-sgd", "dp-sat", "dp-sam", "sai", "dplis")
-OPTIMIZERS = ("sgd", "adam", "adambc")
-CLIPPING = ("flat", "per-layer", "automatic", "quantile")
-SPLITS = ("joint_ratio", "joint_share", "sequential")
+_SCHEDULED = 10_000_000  # steps; a schedule of the noise is looked at for each of them
+_VIEWS = 1024  # of an example, which are in memory together
+_SEEDS = range(-(2**63), 2**64)  # what torch takes
 
 
-def _say(default: Any, words: str) -> Any:
-    return field(default=default, metadata={"help": words})
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A phase before the number of examples is known: ``epochs`` instead of ``steps``, and noise that is calibrated.
+
+    ``portion`` is the phase's part of epsilon, where there are several. The noise multiplier is given where the recipe
+    has no epsilon to calibrate it to. The rest is as in `saltflat.Phase`, which also checks it.
+    """
+
+    CALLED: ClassVar[str] = "a phase"
+
+    epochs: float | None = None
+    steps: int | None = None
+    portion: float | None = None
+    noise_multiplier: float | None = None
+    method: AnyMethod
+    clip_norm: float | Clip
+    optimizer: Optimizer
+    noise_schedule: Schedule = 1.0
+    until: Callable[[Any], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise SettingError("a phase has epochs, or steps: give one of them")
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            raise Wrong(("epochs",), f"must be above 0, and finite; got {self.epochs}")
+        if self.steps is not None and not 1 <= self.steps <= STEPS_CEILING:
+            raise Wrong(("steps",), f"must be a whole number from 1 to {STEPS_CEILING}; got {self.steps}")
+        if self.portion is not None and not 0 < self.portion < 1:
+            raise Wrong(("portion",), f"is a part of epsilon, between 0 and 1; got {self.portion}")
+        self.phase(steps=1)
+
+    def phase(self, *, steps: int) -> Phase:
+        """The phase of so many steps; its noise multiplier is 1 where calibration is to set it."""
+        if callable(self.noise_schedule) and steps > _SCHEDULED:
+            raise SettingError(f"noise_schedule serves at most {_SCHEDULED} steps; got {steps}")
+        return Phase(
+            method=self.method,
+            steps=steps,
+            noise_multiplier=1.0 if self.noise_multiplier is None else self.noise_multiplier,
+            clip_norm=self.clip_norm,
+            optimizer=self.optimizer,
+            noise_schedule=self.noise_schedule,
+            until=self.until,
+        )
+
+    def steps_at(self, rate: float) -> int:
+        """Its steps, each on a sample at ``rate``."""
+        if self.steps is not None:
+            return self.steps
+        steps = (self.epochs or 0.0) / rate
+        if not steps <= STEPS_CEILING:
+            raise SettingError(
+                f"{self.epochs:g} epochs are {steps:g} steps, and {STEPS_CEILING} are the most"
+            )
+        return max(1, round(steps))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Every setting of a run. *Guarantee*: none of them is read from the private data.
 
-    >>> Recipe(method="dp-sgd", epsilon=1.0).clip_norm
-    0.1
-    >>> Recipe(method="dp-sdg")
-    Traceback (most recent call last):
-    saltflat.errors.SettingError: method is one of dp-sgd, dp-sat, dp-sam, sai, dplis; got 'dp-sdg'
+    ``data`` is the name of a data set and ``size`` its declared number of examples, the official one if left out. Each
+    step takes ``batch_size`` of them on average, or each with probability ``rate``. With ``epsilon`` the noise is
+    calibrated: to one phase; to several with portions, by ``budget_split``; to several without, by one factor for all.
+    ``spare`` more steps of each phase are paid for, which crashes may waste. ``views`` of each example are made by
+    ``augment``. ``physical`` is the most examples in memory at once and changes no result; ``seed`` that of the first
+    weights. ``using`` holds the functions that a file names.
+
+    >>> recipe = shipped("digits")
+    >>> recipe.phase[0].method, recipe.epsilon
+    (SAT(radius=0.03, momentum=0.0, drift=1), 3.0)
+    >>> recipe.but({"phase.0.method": "DPSGD", "epsilon": 1}).phase[0].method
+    DPSGD()
     """
 
-    data: str = _say("digits", "Data set: digits (embedded), mnist, fashion-mnist, cifar10, ...")
-    model: str = _say("digits_cnn", "Network of saltflat.models: digits_cnn, tutorial_cnn, cnn_tanh, ...")
-    size: int = _say(0, "Declared number of training examples; 0: the official one.")
-    method: str = _say("dp-sat", f"One of {', '.join(METHODS)}.")
-    epsilon: float = _say(3.0, "The epsilon that the run may spend, one example added or removed.")
-    delta: float = _say(1e-5, "The delta that goes with it.")
-    batch_size: int = _say(512, "Expected number of examples in a step (Poisson sampling).")
-    epochs: float = _say(70.0, "Expected number of times that each example is used.")
-    clip_norm: float = _say(0.1, "The most that one example moves a step's sum.")
-    clipping: str = _say("flat", f"One of {', '.join(CLIPPING)}.")
-    optimizer: str = _say("sgd", f"One of {', '.join(OPTIMIZERS)}.")
-    lr: float = _say(2.0, "Learning rate.")
-    momentum: float = _say(0.9, "Momentum of sgd.")
-    radius: float = _say(0.03, "Climb of dp-sat, dp-sam and sai's first phase.")
-    copies: int = _say(4, "Jittered copies of dplis.")
-    reach: float = _say(10.0, "Jitter of dplis, in steps of noise.")
-    first_share: float = _say(0.9, "Share of sai's first phase in the budget.")
-    first_epochs: float = _say(0.0, "Epochs of sai's first phase; 0: a third of all.")
-    second_lr: float = _say(0.1, "Learning rate of sai's second phase.")
-    budget_split: str = _say("joint_ratio", f"How sai divides the budget: one of {', '.join(SPLITS)}.")
-    views: int = _say(1, "Augmented views of each example.")
-    crop: int = _say(0, "Pad by so many pixels and crop at random, for each view.")
-    flip: bool = _say(False, "Mirror views at random.")
-    ema: float = _say(0.0, "Decay of the running mean that the run ends with; 0: the last weights.")
-    spare: int = _say(8, "Steps that crashes may waste before the budget is short.")
-    physical: int = _say(512, "Most examples in memory at once; changes no result.")
-    seed: int = _say(0, "Seed of the initial weights; noise and sampling are always secret.")
+    CALLED: ClassVar[str] = "a recipe"
+
+    data: str
+    model: Network
+    phase: tuple[Stage, ...]
+    size: int | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    batch_size: float | None = None
+    rate: float | None = None
+    budget_split: str = "joint_ratio"
+    ema: EMA | None = None
+    views: int = 1
+    augment: tuple[Transform, ...] = ()
+    spare: int = 8
+    physical: int = 512
+    seed: int = 0
+    using: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata=PYTHON_ONLY)
 
     def __post_init__(self) -> None:
-        for each in dataclasses.fields(self):
-            object.__setattr__(self, each.name, _typed(each.name, each.default, getattr(self, each.name)))
-        for name, known in (
-            ("method", METHODS),
-            ("optimizer", OPTIMIZERS),
-            ("clipping", CLIPPING),
-            ("budget_split", SPLITS),
-        ):
-            if getattr(self, name) not in known:
-                raise SettingError(f"{name} is one of {', '.join(known)}; got {getattr(self, name)!r}")
-        for name in ("batch_size", "epochs", "views", "physical"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"{name} must be above 0; got {getattr(self, name)}")
-        for name in ("size", "spare", "crop", "first_epochs"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"{name} must be 0 or more; got {getattr(self, name)}")
-        if self.first_epochs >= self.epochs:
-            raise SettingError(
-                f"first_epochs is a part of all epochs; got {self.first_epochs} of {self.epochs}"
-            )
+        _check_sampling(self)
+        _check_budget(self)
+        for name, number in (("size", self.size), ("views", self.views), ("physical", self.physical)):
+            if number is not None and number < 1:
+                raise Wrong((name,), f"must be at least 1; got {number}")
+        if self.spare < 0:
+            raise Wrong(("spare",), f"must be 0 or more; got {self.spare}")
+        if self.views > 1 and not self.augment:
+            raise Wrong(("views",), f"{self.views} views would all be the same: add augment = [...]")
+        if self.views > _VIEWS:
+            raise Wrong(("views",), f"must be at most {_VIEWS}; got {self.views}")
+        if self.seed not in _SEEDS:
+            raise Wrong(("seed",), f"must be a whole number of 64 bits; got {self.seed}")
 
     def but(self, changes: Mapping[str, Any]) -> Recipe:
-        """The same recipe with other values for some settings."""
-        known = [each.name for each in dataclasses.fields(self)]
-        for name in changes:
-            if name not in known:
-                near = difflib.get_close_matches(name, known, 1)
-                hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
-                raise SettingError(f"a recipe has no setting {name!r}; {hint}")
-        return dataclasses.replace(self, **dict(changes))
+        """The same recipe with other entries, by their dotted keys, each as a file would have it."""
+        asked = ((toml.keys_of(name), value, "") for name, value in changes.items())
+        return from_document(Document(self.as_document()).but(asked), using=self.using)
+
+    def as_document(self) -> dict[str, Any]:
+        """The recipe as the tables of a file, with every setting written out."""
+        whole = settings_document(self, self.using)
+        phases = whole.pop("phase")
+        return {"version": documents.VERSION, **whole, "phase": phases}
 
     def as_toml(self) -> str:
         """The recipe as a file that `read` takes.
 
-        >>> Recipe().as_toml().splitlines()[0]
-        'data = "digits"'
+        >>> shipped("digits").as_toml().splitlines()[:2]
+        ['version = 2', 'data = "digits"']
         """
-        return "".join(f"{name} = {json.dumps(value)}\n" for name, value in dataclasses.asdict(self).items())
+        return toml.dumps(self.as_document())
 
 
-def _typed(name: str, default: Any, value: Any) -> Any:
-    """The value in the type of the default; a whole number serves where a fraction may stand."""
-    if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not type(default):
-        raise SettingError(f"{name} is a {type(default).__name__}, like {default!r}; got {value!r}")
-    return value
+def _check_sampling(recipe: Recipe) -> None:
+    if (recipe.batch_size is None) == (recipe.rate is None):
+        raise SettingError("a recipe has batch_size, or rate: give one of them")
+    if recipe.batch_size is not None and not 0 < recipe.batch_size < math.inf:
+        raise Wrong(("batch_size",), f"must be above 0, and finite; got {recipe.batch_size}")
+    if recipe.rate is not None and not 0 < recipe.rate <= 1:
+        raise Wrong(("rate",), f"is each example's probability to join a step, in (0, 1]; got {recipe.rate}")
 
 
-def parse(text: str, place: str) -> Recipe:
-    """The recipe in a TOML text."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+def _check_budget(recipe: Recipe) -> None:
+    """Epsilon and no noise, or noise in every phase and no epsilon; portions in every phase, or in none."""
+    phases = recipe.phase
+    if not phases:
+        raise Wrong(("phase",), "a recipe needs at least one phase, a block under [[phase]]")
+    noisy = [k for k, each in enumerate(phases) if each.noise_multiplier is not None]
+    if recipe.epsilon is not None and noisy:
+        raise Wrong(
+            ("phase", str(noisy[0]), "noise_multiplier"),
+            "epsilon decides it; leave it out, or leave epsilon out",
+        )
+    if recipe.epsilon is None and len(noisy) < len(phases):
+        raise SettingError("a recipe has epsilon, or a noise_multiplier in every phase: give one of them")
+    if recipe.epsilon is not None and not 0 < recipe.epsilon < math.inf:
+        raise Wrong(("epsilon",), f"must be above 0, and finite; got {recipe.epsilon}")
+    if not 0 < recipe.delta < 1:
+        raise Wrong(("delta",), f"must lie between 0 and 1; got {recipe.delta}")
+    if recipe.budget_split not in SPLITS:
+        raise Wrong(("budget_split",), f"is one of {', '.join(SPLITS)}; got {recipe.budget_split!r}")
+    portions = [each.portion for each in phases if each.portion is not None]
+    if portions and (len(portions) < len(phases) or len(phases) == 1 or recipe.epsilon is None):
+        raise Wrong(
+            ("phase",), "portions divide epsilon over several phases: give every phase one, or none at all"
+        )
+    if portions and not math.isclose(math.fsum(portions), 1, rel_tol=1e-9):
+        raise Wrong(("phase",), f"portions sum to 1; got {', '.join(map(str, portions))}")
+
+
+def current(document: Document) -> Document:
+    """The document in the version of today."""
+    if document.version == documents.VERSION:
+        return document
+    if "phase" in document.table:
+        raise SettingError(
+            f"{document.place}: a recipe with phases begins with version = {documents.VERSION}"
+        )
     try:
-        return Recipe().but(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise DataError(f"{place} is no TOML: {error}") from None
-    except SettingError as error:
-        raise SettingError(f"{place}: {error}") from None
+        return replace(document, table=old.upgraded(document.table, official_size))
+    except Wrong as error:
+        raise document.located(error) from None
 
 
-def read(path: str | Path) -> Recipe:
-    """The recipe in a file, or the shipped one of this name."""
-    file = Path(path)
-    if not file.exists() and str(path) in names():
-        return shipped(str(path))
+def from_document(document: Document, *, using: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe that a document means; a mistake in it is told with its place."""
+    table = {name: value for name, value in current(document).table.items() if name != "version"}
     try:
-        return parse(file.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} cannot be read ({getattr(error, 'strerror', None) or error}); give a TOML file or one of "
-            f"{', '.join(names())}"
-        ) from None
+        return replace(made(Recipe, table, Spot(using=using or {})), using=using or {})
+    except Wrong as error:
+        raise document.located(error) from None
 
 
-def names() -> list[str]:
-    """The shipped recipes."""
-    files = resources.files("saltflat.recipes").iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+def read(path: str | Path, *, using: Mapping[str, Any] | None = None) -> Recipe:
+    """The recipe in a file, or the shipped one of this name; ``using`` has the functions that the file names."""
+    return from_document(documents.read(path), using=using)
 
 
 def shipped(name: str) -> Recipe:
     """A shipped recipe."""
-    return parse(_text(name), f"the recipe {name}")
-
-
-def about(name: str) -> str:
-    """What a shipped recipe is for: the comment at its top."""
-    return " ".join(line[1:].strip() for line in _text(name).splitlines() if line.startswith("#"))
-
-
-def _text(name: str) -> str:
-    if name not in names():
-        raise SettingError(f"there is no recipe {name!r}; known are {', '.join(names())}")
-    return (resources.files("saltflat.recipes") / f"{name}.toml").read_text(encoding="utf-8")
+    return from_document(documents.shipped(name))

@@ -13,6 +13,7 @@ from typing import Any
 from saltflat.errors import SettingError
 from saltflat.report import words
 from saltflat.report.folder import Kept
+from saltflat.report.joint import joint
 from saltflat.runs.layout import MODEL, number
 from saltflat.runs.measures import entries
 
@@ -90,7 +91,7 @@ def _task(data: str) -> str:
 def _first_words(run: Kept) -> str:
     said = f"A {run.setting('model') or 'network'} for {run.setting('data') or 'data that is not named'}, trained with "
     said += f"{run.setting('method') or 'a method that is not named'} by saltflat."
-    right = "" if run.accuracy is None else f" Test accuracy: {words.accuracy(run)}."
+    right = "" if run.last is None else f" Test accuracy: {words.accuracy(run)}."
     if run.spent.stamp:
         return (
             _plain(f"{said}{right}")
@@ -115,13 +116,19 @@ def _privacy(runs: Sequence[Kept]) -> list[str]:
     parts += [f"**{_plain(correction)}**"] if correction else []
     if run.ledger.trouble:
         parts.append(f"**The ledger cannot confirm this: {_plain(run.ledger.trouble)}.**")
-    others = [other for other in runs[1:] if other.setting("data") == run.setting("data")]
-    if others:
-        parts.append(
-            f"This run was compared with {len(others)} other{'s' if len(others) > 1 else ''} on the same data. What "
-            "was learnt by comparing is not covered by the epsilon above."
-        )
+    parts += _compared(runs)
     return parts
+
+
+def _compared(runs: Sequence[Kept]) -> list[str]:
+    """What the first run costs together with the others on its data, and what no number covers."""
+    found = [each for each in joint(runs) if runs[0].name in each.names]
+    others = sum(len(each.names) - 1 for each in found)
+    if not others:
+        return []
+    said = f"This run was compared with {others} other{'s' if others > 1 else ''} on the same data. "
+    said += "What was learnt by comparing is not covered by the epsilon above."
+    return [said, *(f"**{_plain(each.as_text())}**" for each in found)]
 
 
 def _settings(run: Kept) -> str:
@@ -150,11 +157,18 @@ def _use(run: Kept) -> str:
             "from safetensors.torch import load_file",
             f"from saltflat.models import {model}",
             "",
-            f"model = {model}()",
+            f"model = {model}({_arguments(run, model)})",
             f'model.load_state_dict(load_file("{MODEL}"))',
             "```",
         ]
     )
+
+
+def _arguments(run: Kept, model: str) -> str:
+    """What the recipe sets of its network, as Python has it."""
+    prefix, found = f"model.{model}.", run.recipe.value or {}
+    own = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+    return ", ".join(f"{name}={value!r}" for name, value in own.items())
 
 
 def _table(first: str, second: str, rows: dict[str, str]) -> str:

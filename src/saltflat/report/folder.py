@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,20 +10,26 @@ from typing import Any
 
 from saltflat.errors import DataError, LedgerError, SaltflatError
 from saltflat.privacy.record.history import History, read
-from saltflat.recipes.recipe import Recipe
-from saltflat.report.found import Found, found, read_object, text
+from saltflat.recipes import toml
+from saltflat.recipes.documents import settings, strange
+from saltflat.report.found import Found, found, read_object, text, without_folder
 from saltflat.report.shapes import Shapes, read_shapes
+from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import MARKS, Folder, Reading, head_of, number, readings
 
 
 @dataclass(frozen=True)
 class Book:
-    """A verified ledger, and the epsilon that it has on record at ``delta``; None if no bound could be computed."""
+    """A verified ledger, and the epsilon that it has on record at ``delta``; None if no bound could be computed.
+
+    ``runs`` are the lines at which this folder's run began in a shared ledger; None: all runs in it are meant.
+    """
 
     history: History
     delta: float
     epsilon: float | None
     gone: float | None  # how much of the budget, from 0 to 1
+    runs: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,15 @@ class Spent:
 
 @dataclass(frozen=True)
 class Kept:
-    """A run, as its folder tells it. ``name`` is unique among the runs of a report and printable."""
+    """A run, as its folder tells it. ``name`` is unique among the runs of a report and printable.
+
+    ``near`` is what commands in the report call the folder: a report is mailed, and must not tell the paths of the
+    machine that made it.
+    """
 
     path: Path
     name: str
+    near: str
     recipe: Found[dict[str, Any]]
     readings: Found[tuple[Reading, ...]]
     statement: Found[dict[str, Any]]
@@ -71,9 +80,8 @@ class Kept:
 
     @property
     def accuracy(self) -> float | None:
-        """The test accuracy of the last reading that has one."""
-        taken = [each.accuracy for each in self.readings.value or () if each.accuracy is not None]
-        return taken[-1] if taken else None
+        """The test accuracy of the last reading; None if that is no number, whatever was read before it."""
+        return self.last.accuracy if self.last else None
 
     def setting(self, name: str) -> str:
         """A setting of the recipe in words, or nothing."""
@@ -90,24 +98,33 @@ class Kept:
         return larger(self.statement.value or {}, self.ledger)
 
 
-def gather(paths: Sequence[Path], *, shared: Path | None = None) -> list[Kept]:
+def gather(paths: Sequence[Path], *, shared: Path | None = None, beside: Path | None = None) -> list[Kept]:
     """All runs, each folder once; DataError for a path that is no folder, and where no run is to be found at all.
 
     ``shared`` is the ledger of runs that were charged together; it stands in for the one a folder does not have.
+    ``beside`` is the report's folder, from which the commands in it name the runs.
     """
     for path in paths:
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
             raise DataError(f"{path} {what}; give the folder of a run, which `saltflat train --out` wrote")
     once = list({path.resolve(): path for path in paths}.values())
-    runs = [read_run(path, name, shared=shared) for path, name in zip(once, unique_names(once), strict=True)]
+    named = zip(once, unique_names(once), strict=True)
+    runs = [read_run(path, name, near=_near(path, beside) or name, shared=shared) for path, name in named]
     if all(run.empty for run in runs):
         listed = ", ".join(str(path) for path in once)
         raise DataError(f"{listed}: no run is here (none of {', '.join(MARKS)}); begin one: saltflat train")
     return runs
 
 
-def read_run(path: Path, name: str, *, shared: Path | None = None) -> Kept:
+def _near(path: Path, folder: Path | None) -> str:
+    """The way from a folder down to a path; nothing if it leads elsewhere."""
+    if folder is None or not path.resolve().is_relative_to(folder.resolve()):
+        return ""
+    return str(path.resolve().relative_to(folder.resolve()))
+
+
+def read_run(path: Path, name: str, *, near: str = "", shared: Path | None = None) -> Kept:
     """Everything in one folder."""
     folder = Folder(path)
     recipe = found(folder.recipe, read_recipe)
@@ -117,6 +134,7 @@ def read_run(path: Path, name: str, *, shared: Path | None = None) -> Kept:
     return Kept(
         path=path,
         name=name,
+        near=near or name,
         recipe=recipe,
         readings=found(folder.metrics, read_metrics),
         statement=statement,
@@ -128,28 +146,9 @@ def read_run(path: Path, name: str, *, shared: Path | None = None) -> Kept:
 
 def read_recipe(path: Path) -> Found[dict[str, Any]]:
     """The settings by name, those of another version included, with a word on which are unknown or absent here."""
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    settings = dict(_flat(tomllib.loads(path.read_text(encoding="utf-8"))))
-    known = [each.name for each in dataclasses.fields(Recipe)]
-    unknown = [name for name in settings if name not in known]
-    absent = [name for name in known if name not in settings]
-    words = [
-        f"it has settings that this version does not know: {', '.join(unknown)}" if unknown else "",
-        f"it does not have {', '.join(absent)}" if absent else "",
-    ]
-    said = "; ".join(word for word in words if word)
-    return Found(settings, f"{path.name} was written by another version: {said}" if said else "")
-
-
-def _flat(table: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{before}{name}.")
-        else:
-            yield before + name, value
+    table = toml.loads(path.read_text(encoding="utf-8"))
+    said = strange(table)
+    return Found(settings(table), f"{path.name} was written by another version: {said}" if said else "")
 
 
 def read_metrics(path: Path) -> Found[tuple[Reading, ...]]:
@@ -180,21 +179,31 @@ def read_ledger(path: Path, delta: float | None, *, only: Path | None = None) ->
     try:
         history = read(path)
     except LedgerError as error:
-        return Found(None, " ".join(str(error).split()))
-    if only is not None and not (mine := _mine(history, only)):
-        return Found(None, f"{path.name} has no run that was kept in {only}")
-    numbers = None if only is None else mine
+        return Found(None, " ".join(without_folder(str(error), path).split()))
+    try:
+        numbers = None if only is None else tuple(_mine(history, only))
+    except DataError as error:
+        return Found(None, without_folder(str(error), path))
+    if numbers == ():
+        return Found(
+            None, f"{path.name} has no run that was kept in {only.resolve().name if only else path.name}"
+        )
     delta = delta or (history.budget.delta if history.budget else None)
     if delta is None:
         return Found(None, f"{path.name} is whole, but neither statement, recipe nor budget gives a delta")
     try:
-        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone()))
+        return Found(Book(history, delta, history.epsilon(delta, numbers), history.gone(), numbers))
     except SaltflatError as error:
-        return Found(Book(history, delta, None, None), f"{path.name}: {' '.join(str(error).split())}")
+        return Found(
+            Book(history, delta, None, None, numbers), f"{path.name}: {' '.join(str(error).split())}"
+        )
 
 
 def _mine(history: History, folder: Path) -> list[int]:
-    """The line numbers of the runs in a shared ledger that name this folder."""
+    """The line numbers of the run in a shared ledger that is kept in this folder: by its identity, or by its path."""
+    identity = identity_of(folder)
+    if identity is not None:
+        return history.identified(identity)
     names = {str(folder), str(folder.resolve())}
     return [
         entry.number
@@ -237,12 +246,26 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
     >>> unique_names([Path("/a/one/run"), Path("/a/two/run")])
     ['one/run', 'two/run']
     """
-    parts = [[_printable(part) for part in path.resolve().parts] for path in paths]
+    parts = [[_printable(part) for part in path.resolve().parts[1:]] or ["root"] for path in paths]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
         if len(set(names)) == len(names):
             return names
-    return [f"{'/'.join(part)} ({place})" for place, part in enumerate(parts, start=1)]
+    return [f"{part[-1]} ({place})" for place, part in enumerate(parts, start=1)]
+
+
+def short_names(recorded: Iterable[str], runs: Sequence[Kept]) -> dict[str, str]:
+    """What to call runs that were written down by their paths: as the report does, or by the end of the path.
+
+    >>> short_names(["/home/me/runs/one", "a run"], [])
+    {'/home/me/runs/one': 'one', 'a run': 'a run'}
+    """
+    names = dict.fromkeys(recorded)
+    paths = {name: Path(name.replace("\\", "/")).resolve() for name in names if "/" in name or "\\" in name}
+    listed = {run.path.resolve(): run.name for run in runs}
+    every = list(dict.fromkeys([*listed, *paths.values()]))
+    short = dict(zip(every, unique_names(every), strict=True)) | listed
+    return {name: short[paths[name]] if name in paths else name for name in names}
 
 
 def _printable(name: str) -> str:

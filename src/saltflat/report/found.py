@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +40,13 @@ def found(path: Path, read: Callable[[Path], Found[T]]) -> Found[T]:
     try:
         return read(path)
     except OSError as error:
-        return Found(None, f"{path.name} cannot be read ({error.strerror or error})")
+        return Found(
+            None, f"{path.name} cannot be read ({error.strerror or without_folder(short(error), path)})"
+        )
     except UnicodeDecodeError:
         return Found(None, f"{path.name} is damaged: it is no UTF-8 text")
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        return Found(None, f"{path.name} is damaged: {short(error)}")
+        return Found(None, f"{path.name} is damaged: {without_folder(short(error), path)}")
 
 
 def read_object(path: Path) -> Found[dict[str, Any]]:
@@ -63,3 +66,14 @@ def short(error: Exception) -> str:
     """The first line of an error's message."""
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def without_folder(message: str, path: Path) -> str:
+    """A message about a file with the file's name in place of its path, which is no reader's business.
+
+    >>> without_folder("/home/me/run/ledger.jsonl is damaged", Path("/home/me/run/ledger.jsonl"))
+    'ledger.jsonl is damaged'
+    """
+    for folder in (path.parent, path.resolve().parent):
+        message = message.replace(f"{folder}{os.sep}", "")
+    return message

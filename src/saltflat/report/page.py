@@ -12,6 +12,7 @@ from saltflat import __version__
 from saltflat.report import terrain
 from saltflat.report.folder import Kept
 from saltflat.report.html import Html, items, join, tag
+from saltflat.report.joint import joint
 from saltflat.report.look import DARK, DASHES, LIGHT, variables
 from saltflat.report.sections import SECTIONS, Section, alert
 
@@ -117,10 +118,7 @@ def alerts(runs: Sequence[Kept]) -> list[Html]:
     ]
     if any(run.shapes.some and not run.shapes.public for run in runs):
         found.append(alert("Keep private.", KEEP))
-    same = {run.setting("data") for run in runs if not run.empty}
-    if len([run for run in runs if not run.empty]) > 1 and len(same) == 1 and same != {""}:
-        said = f"all runs are on {same.pop()}; each epsilon is that of one run by itself."
-        found.append(alert("Releasing several of these runs costs more than each:", said))
+    found += [alert("Several runs cost more than each:", each.as_text()) for each in joint(runs)]
     return found
 
 

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from saltflat.privacy.record.statement import rounded_up
+from saltflat.privacy.limits import rounded_up
 from saltflat.report import spread, terrain, training, words
 from saltflat.report.chart import rounded, tick
 from saltflat.report.draw import Picture, inline
-from saltflat.report.folder import Book, Kept, in_words
+from saltflat.report.folder import Book, Kept, in_words, short_names
 from saltflat.report.found import Found
 from saltflat.report.html import Html, items, join, table, tag
+from saltflat.report.joint import joint
 from saltflat.report.shapes import file_of
 from saltflat.runs.layout import LANDSCAPE, LEDGER, METRICS, RECIPE, STATEMENT, number
-from saltflat.runs.measures import differing, rows
+from saltflat.runs.measures import differing, flags, rows
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def _summary(runs: Sequence[Kept]) -> Section:
     sources = items(f"{run.name}: epsilon is {run.spent.source}" for run in runs if not run.empty)
     notes = tag("details", tag("summary", "Where each epsilon comes from"), sources)
     there = [_incomplete(run) for run in runs if run.empty or not run.finished]
-    return Section(
-        "summary", "Summary", join((table(head, rows, caption="The runs and what they cost"), notes, *there))
-    )
+    together = [tag("p", each.as_text()) for each in joint(runs)]
+    costs = table(head, rows, caption="The runs and what each costs by itself")
+    return Section("summary", "Summary", join((*together, costs, notes, *there)))
 
 
 def _incomplete(run: Kept) -> Html:
@@ -131,7 +132,13 @@ def _landscapes(runs: Sequence[Kept]) -> Section:
             _troubles(runs, lambda r: r.shapes.interpolation),
         ]
         if not between:
-            parts.append(_absent(runs, f"interpolation ({_file('interpolation')})", _MEASURE))
+            parts.append(
+                _absent(
+                    runs,
+                    f"interpolation ({_file('interpolation')})",
+                    _measure_command(runs[0], ["interpolation"]),
+                )
+            )
     return Section("landscapes", "Landscapes", join(parts))
 
 
@@ -306,21 +313,20 @@ def _ledgers(runs: Sequence[Kept]) -> Section:
     for run in runs:
         parts.append(tag("h3", run.name))
         if run.ledger.value is not None:
-            parts += _ledger(run.name, run.ledger.value)
+            parts += _ledger(run.name, run.ledger.value, runs)
         if run.ledger.trouble:
             parts.append(alert("Damaged or unusable.", f"{run.ledger.trouble}."))
         if run.ledger.missing:
             hint = "If it was charged to a shared ledger, name that: "
-            command = tag("code", f"saltflat report --ledger FILE {shlex.quote(str(run.path))}")
-            parts.append(_note(f"No {LEDGER} in {run.path}. {hint}", command))
+            command = tag("code", f"saltflat report --ledger FILE {shlex.quote(run.near)}")
+            parts.append(_note(f"No {LEDGER} in {run.name}. {hint}", command))
     return Section("ledger", "Ledger", join(parts))
 
 
-def _ledger(name: str, book: Book) -> list[Html | None]:
+def _ledger(name: str, book: Book, runs: Sequence[Kept]) -> list[Html | None]:
     history = book.history
-    rows = [
-        row for entry in history.entries if entry.kind == "run" for row in _ledger_rows(book, entry.number)
-    ]
+    names = short_names((str(entry.body["name"]) for entry in history.began()), runs)
+    rows = [row for entry in history.began() for row in _ledger_rows(book, entry.number, names)]
     total = words.UNKNOWN if book.epsilon is None else rounded_up(book.epsilon, 4)
     parts: list[Html | None] = [
         tag(
@@ -340,13 +346,13 @@ def _ledger(name: str, book: Book) -> list[Html | None]:
     return parts
 
 
-def _ledger_rows(book: Book, run: int) -> list[list[str]]:
+def _ledger_rows(book: Book, run: int, names: Mapping[str, str]) -> list[list[str]]:
     """What one start of a run was charged, a row for each cost."""
     entries = book.history.entries
     body = entries[run].body
     charges = [e for e in entries if e.kind == "charge" and e.body["run"] == run]
     first = [
-        str(body["name"]) + (f" ({body['stamp']})" if body["stamp"] else ""),
+        names[str(body["name"])] + (f" ({body['stamp']})" if body["stamp"] else ""),
         str(body["time"]).replace("T", " "),
     ]
     costs = book.history.steps([run])
@@ -394,16 +400,26 @@ def _caption(words_: str) -> str | None:
 
 def _lacking(runs: Sequence[Kept], *parts: str) -> Html:
     """What is damaged, and what is missing with the command that makes it: one sentence for runs that lack the same."""
-    lacking: dict[tuple[str, ...], list[Kept]] = {}
+    lacking: dict[tuple[str, str], list[Kept]] = {}
     for run in runs:
-        files = tuple(_file(part) for part in parts if getattr(run.shapes, part).missing)
-        lacking.setdefault(files, []).append(run)
+        missing = [part for part in parts if getattr(run.shapes, part).missing]
+        if missing:
+            files = " and no ".join(map(_file, missing))
+            lacking.setdefault((files, _measure_command(run, missing)), []).append(run)
     return join(
         (
             *(_troubles(runs, partial(_shape, part)) for part in parts),
-            *(_absent(them, " and no ".join(files), _MEASURE) for files, them in lacking.items() if files),
+            *(_absent(them, files, command) for (files, command), them in lacking.items()),
         )
     )
+
+
+def _measure_command(run: Kept, missing: Sequence[str]) -> str:
+    """What measures the missing parts in the way in which the others were, and leaves those alone."""
+    there = run.shapes.measures.value
+    if there is None:
+        return _MEASURE
+    return " ".join((_MEASURE, "--only", ",".join(missing), *flags(there)))
 
 
 def _file(part: str) -> str:
@@ -432,7 +448,7 @@ def _absent(runs: Sequence[Kept], what: str, command: str) -> Html | None:
 
 
 def _command(command: str, *runs: Kept) -> Html:
-    return tag("code", f"{command} {' '.join(shlex.quote(str(run.path)) for run in runs)}")
+    return tag("code", f"{command} {' '.join(shlex.quote(run.near) for run in runs)}")
 
 
 def _note(*inside: str) -> Html:

@@ -24,6 +24,7 @@ from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
 from saltflat.report.look import Look
 from saltflat.report.shapes import Array, Gradients
+from saltflat.runs.layout import number
 from saltflat.runs.measures import pairs
 
 if TYPE_CHECKING:
@@ -44,17 +45,22 @@ def spectra(runs: Sequence[Kept]) -> Picture | None:
         Series(place, name, grid, np.where(density > floor, density, np.nan))
         for place, name, grid, density in there
     ]
-    words = "; ".join(
-        f"{s.name}: eigenvalues from {tick(low)} to {tick(high)}"
-        for s in series
-        for low, high in [finite_range(s.x[np.isfinite(s.y)])]
-    )
+    words = "; ".join(_reach_in_words(runs[s.place], s) for s in series)
     return Picture(
         "spectrum",
         "Spectral density of the Hessian",
         words,
         lambda look: chart(look, series, x=Axis(label="eigenvalue"), y=Axis(label="density", log=True)),
     )
+
+
+def _reach_in_words(run: Kept, series: Series) -> str:
+    """The largest eigenvalue as it was measured; the density is smoothed, and reaches further than any eigenvalue."""
+    largest = number((run.shapes.measures.value or {}).get("lambda_max"))
+    if largest is not None:
+        return f"{series.name}: largest eigenvalue {rounded(largest, 4)}"
+    low, high = finite_range(series.x[np.isfinite(series.y)])
+    return f"{series.name}: range of the smoothed density {rounded(low)} to {rounded(high)}"
 
 
 def _peaks(grid: Array, density: Array) -> tuple[Array, Array]:
@@ -66,7 +72,7 @@ def _peaks(grid: Array, density: Array) -> tuple[Array, Array]:
 
 
 def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
-    """By how much the loss rises after so many steps' worth of DP noise."""
+    """By how much the loss rises after so many steps' worth of DP noise, as the last phase adds it."""
     series = []
     for place, run in enumerate(runs):
         taken = pairs((run.shapes.measures.value or {}).get("noise_tolerance"))
@@ -75,15 +81,24 @@ def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
     if not series:
         return None
     log = spans_decades(all_of(series, lambda each: each.x))
-    words = "; ".join(f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps" for s in series)
+    words = "; ".join(
+        f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps ({_momentum(runs[s.place])})"
+        for s in series
+    )
     return Picture(
         "noise-tolerance",
-        "Loss after steps of noise alone",
+        "Loss after steps of the last phase's noise alone",
         words,
         lambda look: chart(
             look, series, x=Axis(label="steps of noise", log=log), y=Axis(label="rise of the loss")
         ),
     )
+
+
+def _momentum(run: Kept) -> str:
+    """What handed the noise on; files of earlier versions left momentum out, and must not be read as if it were in."""
+    momentum = number((run.shapes.measures.value or {}).get("noise_momentum"))
+    return "momentum left out: measure anew" if momentum is None else f"momentum {momentum:g}"
 
 
 def gradient_norms(runs: Sequence[Kept]) -> Picture | None:

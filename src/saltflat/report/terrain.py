@@ -24,7 +24,7 @@ from saltflat.report.chart import (
     tick,
 )
 from saltflat.report.draw import Picture
-from saltflat.report.folder import Kept
+from saltflat.report.folder import Kept, short_names
 from saltflat.report.look import MAP, Look
 from saltflat.report.shapes import Array, Line, Surface
 
@@ -105,7 +105,7 @@ def between_models(runs: Sequence[Kept]) -> list[Picture]:
     )
     if made is None:
         return []
-    pairs = list(enumerate(made.names))
+    pairs = list(enumerate(_ways(made.names, runs)))
     loss = [Series(k, name, made.alphas, made.loss[k]) for k, name in pairs]
     right = [Series(k, name, made.alphas, made.accuracy[k]) for k, name in pairs if made.accuracy is not None]
     way = Axis(label="from the first model (0) to the second (1)")
@@ -113,6 +113,13 @@ def between_models(runs: Sequence[Kept]) -> list[Picture]:
         *_pictures("between-loss", "Loss between models", loss, x=way, percent=False),
         *_pictures("between-accuracy", "Accuracy between models", right, x=way, percent=True),
     ]
+
+
+def _ways(names: Sequence[str], runs: Sequence[Kept]) -> list[str]:
+    """The names of "one to another", each end by its short name: runs may have been given as paths."""
+    ends = [name.split(" to ") for name in names]
+    short = short_names((end for pair in ends for end in pair), runs)
+    return [" to ".join(short[end] for end in pair) for pair in ends]
 
 
 def _pictures(key: str, title: str, series: Sequence[Series], *, x: Axis, percent: bool) -> list[Picture]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
-from saltflat.privacy.record.statement import rounded_up
+from saltflat.privacy.limits import rounded_up
 from saltflat.report.chart import Axis, Series, chart, tick
 from saltflat.report.draw import Picture
 from saltflat.report.folder import Kept
@@ -37,7 +37,7 @@ def accuracy_against_epsilon(runs: Sequence[Kept]) -> Picture | None:
     return Picture(
         "accuracy-epsilon",
         "Test accuracy against epsilon",
-        "; ".join(ends) or "no run has ended",
+        "; ".join(ends) or "no run has an accuracy at its end and an epsilon",
         lambda look: chart(look, series, x=EPSILON, y=ACCURACY),
     )
 
@@ -66,11 +66,17 @@ def _on_the_way(runs: Sequence[Kept], what: str, title: str, axis: Axis) -> Pict
         return None
     number = partial(tick, percent=True) if axis.percent else partial(rounded_up, digits=4)
     words = "; ".join(
-        f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock} {s.x[-1]:.4g}" for s in series
+        f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock} {s.x[-1]:.4g}{_after(runs[s.place], what)}"
+        for s in series
     )
     return Picture(
         f"{what}-training", title, words, lambda look: chart(look, series, x=Axis(label=clock), y=axis)
     )
+
+
+def _after(run: Kept, what: str) -> str:
+    """A word where the line ends before the run does."""
+    return ", then not a number" if run.last and getattr(run.last, what) is None else ""
 
 
 def _changes(readings: Sequence[Reading], clock: str) -> tuple[float, ...]:

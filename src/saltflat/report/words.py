@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from saltflat.privacy.record.statement import Statement, rounded_up
+from saltflat.privacy.limits import rounded_up
+from saltflat.privacy.record.statement import Statement
 from saltflat.report.chart import tick
 from saltflat.report.folder import Kept, Spent, in_words
 from saltflat.report.found import text
@@ -27,7 +28,12 @@ def delta(spent: Spent) -> str:
 
 
 def accuracy(run: Kept) -> str:
-    return NOTHING if run.accuracy is None else f"{run.accuracy:.2%}".replace("%", " %")
+    """The run's result: what the last reading says, and never an older figure."""
+    if run.last is None:
+        return NOTHING
+    if run.accuracy is None:
+        return f"not a number at the {'end' if run.finished else 'last reading'} (step {run.last.step})"
+    return f"{run.accuracy:.2%}".replace("%", " %")
 
 
 def unit(run: Kept) -> str:

@@ -11,7 +11,8 @@ from saltflat.errors import DataError, SaltflatError, SettingError
 from saltflat.privacy import read as read_ledger
 from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe, read
-from saltflat.runs.layout import Folder, head_of
+from saltflat.runs.identity import begin_identity
+from saltflat.runs.layout import IDENTITY, Folder, head_of
 
 
 class Taken(SettingError):
@@ -31,6 +32,7 @@ def begin(folder: Folder, recipe: Recipe) -> None:
     for place in reversed(_not_there(folder.path)):
         place.mkdir(exist_ok=True)
         durable.sync_folder(place.parent)
+    begin_identity(folder.path)  # first: a folder that has a recipe has an identity
     try:
         durable.create(folder.recipe, recipe.as_toml().encode())
     except FileExistsError:
@@ -56,6 +58,7 @@ def begun(folder: Folder, recipe: Recipe, ledger: Path) -> Iterator[None]:
     name = str(folder.path)
     folders = _not_there(folder.path)
     files = [file for file in (ledger, head_of(ledger)) if not file.exists()]
+    made = [file for file in (folder.recipe, folder.path / IDENTITY) if not file.exists()]
     before = _charges(ledger, name)
     try:
         begin(folder, recipe)
@@ -65,7 +68,8 @@ def begun(folder: Folder, recipe: Recipe, ledger: Path) -> Iterator[None]:
     except BaseException:
         with suppress(SaltflatError, OSError):  # the error at hand is the news: what cannot be told stays
             if _charges(ledger, name) == before and _dropped(ledger, files):
-                folder.recipe.unlink(missing_ok=True)  # after the ledger: until now it kept other starts away
+                for file in made:  # after the ledger: until now the recipe kept other starts away
+                    file.unlink(missing_ok=True)
                 _remove_empty(folders)
         raise
 

@@ -25,6 +25,7 @@ from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe
 from saltflat.recipes.build import loss_of, network_of
 from saltflat.runs.begin import begun
+from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import Folder, Reading, add_reading
 
 READINGS = 20  # how often in a run the test accuracy is taken
@@ -62,15 +63,15 @@ def execute(
     """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
-    recipe's epsilon; one that is shared (``ledger``) refuses by its own budget. A new run that fails before its first
-    charge leaves the folder as it was.
+    recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
+    before its first charge leaves the folder as it was.
     """
     model = network_of(recipe).to(device)
     _check_fits(model, split, recipe)
     contribution = loss_of(recipe, model)
     units, test = split.train.to(device), split.test.to(device)
     start = nullcontext() if resume else begun(folder, recipe, ledger or folder.ledger)
-    with start, _charged(recipe, folder, ledger) as (book, run):
+    with start, _charged(recipe, plan, folder, ledger) as (book, run):
         readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
 
         def after(progress: Progress) -> None:
@@ -126,14 +127,26 @@ class _Readings:
 
 
 @contextmanager
-def _charged(recipe: Recipe, folder: Folder, shared: Path | None) -> Iterator[tuple[Ledger, Run]]:
-    """The ledger, and a new run in it; few steps are reserved at a time, as a crash wastes them."""
-    budget = None if shared is not None else Budget(epsilon=recipe.epsilon, delta=recipe.delta)
+def _charged(recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None) -> Iterator[tuple[Ledger, Run]]:
+    """The ledger, and the folder's run in it; few steps are reserved at a time, as a crash wastes them.
+
+    The run is known by its identity, wherever the folder is; the path is there for people to read.
+    """
+    budget = None if shared is not None else _budget(recipe, plan)
+    block, identity = max(1, recipe.spare // 4), identity_of(folder.path)
     with (
         Ledger.open(shared or folder.ledger, dataset=recipe.data, budget=budget) as book,
-        book.run(str(folder.path), unit="example", block=max(1, recipe.spare // 4)) as run,
+        book.run(str(folder.path), unit="example", block=block, identity=identity) as run,
     ):
         yield book, run
+
+
+def _budget(recipe: Recipe, plan: Plan) -> Budget | None:
+    """That of the run's own ledger: a filter, where results decide when the noise changes; none without an epsilon."""
+    if recipe.epsilon is None:
+        return None
+    order = plan.filter(recipe.delta).order if plan.data_driven else None
+    return Budget(epsilon=recipe.epsilon, delta=recipe.delta, order=order)
 
 
 def accuracy(model: nn.Module, examples: Examples, size: int) -> float:

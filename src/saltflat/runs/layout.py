@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 RECIPE = "recipe.toml"
+IDENTITY = "identity.txt"
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
 STATEMENT = "statement.json"

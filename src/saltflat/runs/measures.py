@@ -113,10 +113,11 @@ _IN_ORDER = (  # in the order in which they are measured
     ),
     Part(
         "noise",
-        "rise of the loss under the noise of 1 to 1000 private steps",
+        "rise of the loss under the noise of 1 to 1000 steps of the last phase, with its momentum",
         (
-            Entry("noise_tolerance", "loss rise, steps of noise: {}"),
-            Entry("noise_std", "noise of one step", detail=True),
+            Entry("noise_tolerance", "loss rise, last phase's steps of noise: {}"),
+            Entry("noise_std", "noise of one step of the last phase, before momentum", detail=True),
+            Entry("noise_momentum", "momentum that hands the noise on", detail=True),
         ),
         passes=lambda effort: 44,
     ),
@@ -185,7 +186,7 @@ def rows(found: Sequence[Mapping[str, Any]], *, details: bool = False) -> list[R
     With ``details`` also how they were taken, and at the end whatever this version does not know, under its own name.
 
     >>> [row.label for row in rows([{"loss": 0.5, "noise_tolerance": [[1, 0.1], [10, 0.2]]}, {"accuracy": 0.9}])]
-    ['accuracy', 'loss', 'loss rise, steps of noise: 1', 'loss rise, steps of noise: 10']
+    ['accuracy', 'loss', "loss rise, last phase's steps of noise: 1", "loss rise, last phase's steps of noise: 10"]
     """
     shown = [entry for entry in entries() if details or not entry.detail]
     if details:
@@ -206,6 +207,32 @@ def _rows(entry: Entry, found: Sequence[Mapping[str, Any]]) -> list[Row]:
         Row(entry.label.format(f"{step:g}"), entry.percent, tuple((each.get(step), None) for each in lists))
         for step in steps
     ]
+
+
+SETTINGS = ("split", "examples", "seed", "precision")
+"""The entries that say how all parts were measured: parts that differ in one of them do not belong into one folder."""
+
+_USUAL = {"examples": 2000, "seed": 0, "sam_radius": 0.05, "average_radius": 1.0}
+_FLAGS = {
+    "examples": "--examples",
+    "seed": "--seed",
+    "sam_radius": "--radius",
+    "average_radius": "--distance",
+}
+
+
+def flags(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """What to add to ``saltflat landscape RUN`` to measure in the way in which ``found`` was.
+
+    >>> flags({"split": "test", "examples": 60, "seed": 0, "precision": "float64"})
+    ('--examples', '60', '--float64')
+    """
+    given = {key: number(found.get(key)) for key in _FLAGS}
+    own = {_FLAGS[key]: v for key, v in given.items() if v is not None and v != _USUAL[key]}
+    words = [word for flag, value in own.items() for word in (flag, f"{value:.12g}")]
+    words += ["--float64"] if found.get("precision") == "float64" else []
+    words += ["--train", "--private-stays-here"] if found.get("split") == "train" else []
+    return tuple(words)
 
 
 def pairs(value: object) -> list[tuple[float, float]]:

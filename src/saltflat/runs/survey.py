@@ -18,14 +18,18 @@ from saltflat.clipping import as_clip
 from saltflat.core.contribution import per_example, supervised
 from saltflat.core.sampling import physical
 from saltflat.data import Examples, Split, official_size
+from saltflat.door import layers
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.landscape.subset import evenly, fingerprint
+from saltflat.methods import DPLIS
+from saltflat.optimizers import SGD
 from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe
 from saltflat.recipes.build import network_of, plan_of
 from saltflat.runs.layout import MEASURES, as_json, as_npz
-from saltflat.runs.measures import PARTS, Effort, Part, files, usual
+from saltflat.runs.measures import PARTS, SETTINGS, Effort, Part, files, flags, usual
 from saltflat.runs.weights import Subject, path_of
+from saltflat.schedules import at
 from saltflat.tree import Tree, map_tree, norm, size
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -48,6 +52,7 @@ class Settings:
     radius: float = 0.05  # of the SAM gap
     distance: float = 1.0  # of the average gap
     copies: int = 10  # of the smoothed loss
+    anew: bool = False  # drop what was measured with other settings, instead of refusing to mix with it
     device: str = "cpu"
 
     def __post_init__(self) -> None:
@@ -183,22 +188,36 @@ def gaps(view: View) -> dict[str, Any]:
 
 
 def noise(view: View) -> dict[str, Any]:
-    std = noise_of_a_step(view.subject.recipe)
-    if std is None:
+    """What the last phase's noise does: the noise of its last step, handed on by its momentum."""
+    recipe = view.subject.recipe
+    std, optimizer = noise_of_a_step(recipe), recipe.phase[-1].optimizer
+    if std is None or not isinstance(optimizer, SGD):
         view.notes.append("noise: an Adam step scales its noise weight by weight, so it has no one size")
         return {}
-    found = land.noise_tolerance(view.objective, view.params, std=std, seed=view.settings.seed)
-    return {"noise_std": std, "noise_tolerance": found}
+    found = land.noise_tolerance(
+        view.objective, view.params, std=std, momentum=optimizer.momentum, seed=view.settings.seed
+    )
+    return {"noise_std": std, "noise_momentum": optimizer.momentum, "noise_tolerance": found}
 
 
 def noise_of_a_step(recipe: Recipe) -> float | None:
-    """lr sigma C / expected units: what one step of the last phase leaves on each weight; None for Adam."""
-    if recipe.optimizer != "sgd":
+    """lr sigma C / expected units: what the last step of the last phase leaves on each weight at once; None for Adam.
+
+    What momentum makes of it later is not in it: see `saltflat.landscape.noise_growth`.
+    """
+    optimizer = recipe.phase[-1].optimizer
+    if not isinstance(optimizer, SGD):
         return None
     plan = plan_of(recipe, recipe.size or official_size(recipe.data))
     last = plan.phases[-1]
-    lr = recipe.second_lr if recipe.method == "sai" else recipe.lr
-    return lr * last.noise_multiplier * as_clip(last.clip_norm).sensitivity / plan.expected_units
+    lr, (sigma, *_) = at(optimizer.lr, last.steps - 1), last.noise_at(last.steps - 1)
+    return lr * sigma * as_clip(last.clip_norm).sensitivity / plan.expected_units
+
+
+def reach_of(recipe: Recipe) -> float:
+    """The reach of the recipe's own DPLIS, or the all-purpose value."""
+    found = (each for stage in recipe.phase for each in layers(stage.method) if isinstance(each, DPLIS))
+    return next((each.reach for each in found), 10.0)
 
 
 def spectrum(view: View) -> dict[str, Any]:
@@ -244,7 +263,7 @@ def smoothed(view: View) -> dict[str, Any]:
     if std is None:
         view.notes.append("smoothed: an Adam step scales its noise weight by weight; left out")
         return {}
-    std *= view.subject.recipe.reach
+    std *= reach_of(view.subject.recipe)
     settings = view.settings
     smooth = land.smoothed(view.objective, view.params, std=std, copies=settings.copies, seed=settings.seed)
     (direction,) = land.random_directions(view.params, count=1, seed=settings.seed)
@@ -271,7 +290,8 @@ def gradients(view: View) -> dict[str, Any]:
     params = map_tree(lambda leaf: leaf.to(settings.device), view.subject.params)
     batches = view.chosen.to(settings.device).batches(MOST)
     norms = [contribution([params], [1.0], batch).norms() for batch in batches]
-    found = land.norm_histogram(norms, clip_norm=recipe.clip_norm, access=settings.access)
+    clip_norm = as_clip(recipe.phase[0].clip_norm).sensitivity
+    found = land.norm_histogram(norms, clip_norm=clip_norm, access=settings.access)
     entries = {**vars(found), "edges": found.edges.tolist(), "counts": found.counts.tolist()}
     if settings.train:
         public = replace(settings, train=False)
@@ -302,8 +322,28 @@ def look(view: View, part: str, others: Sequence[View] = ()) -> None:
     keep(view, this.file, found)
 
 
+def check_room(view: View) -> None:
+    """Refuse to measure beside what was measured of these weights with other settings: hours may have gone into it."""
+    there, here = read_measures(view.subject.place), view.heading
+    if view.settings.anew or there is None or there.get("weights") != here["weights"]:
+        return  # of other weights: it is out of date, whatever its settings
+    differ = [key for key, value in here.items() if there.get(key) != value]
+    if differ:
+        own = [key for key in SETTINGS if key in differ]  # the rest follows from them, unless there are none
+        kept, asked = (", ".join(f"{key} {each.get(key)}" for key in own or differ) for each in (there, here))
+        same = " ".join(flags(there)) or "none of --examples, --seed, --float64 and --train"
+        add = f"give {same} to add to it, or --replace" if own else "give --replace"
+        raise SettingError(
+            f"{view.subject.place} was measured with {kept}, not with {asked}; {add} to drop it and measure anew"
+        )
+
+
 def make_room(view: View) -> None:
-    """Begin measures.json, if it is not of these weights, examples and settings; then nothing else there is either."""
+    """Begin measures.json, if it is not of these weights, examples and settings; then nothing else there is either.
+
+    What was measured of the same weights with other settings is dropped only if that was asked for.
+    """
+    check_room(view)
     place = view.subject.place
     there = read_measures(place)
     if there is not None and all(there.get(key) == value for key, value in view.heading.items()):

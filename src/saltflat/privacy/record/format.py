@@ -161,11 +161,14 @@ def _sensible(entry: Entry) -> bool:
         check_budget(body["epsilon"], body["delta"], body["order"])
         return True
     if entry.kind == "run":
-        texts = ("name", "unit", "stamp", "time")
+        texts = ("name", "unit", "stamp", "time", *(("identity",) if "identity" in body else ()))
         return body["adjacency"] in ADJACENCIES and all(isinstance(body[text], str) for text in texts)
     if entry.kind == "charge":
         checked_rate(body["rate"]), checked_noise(body["noise_multiplier"])
         return checked_count("steps", body["steps"]) > 0 and isinstance(body["run"], int)
+    if entry.kind == "chosen":
+        costs = [(checked_noise(noise), checked_count("steps", steps)) for noise, steps in body["planned"]]
+        return bool(costs) and checked_rate(body["rate"]) > 0 and isinstance(body["run"], int)
     return entry.kind == "settle" and isinstance(body["charge"], int) and body["steps"] >= 0
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,12 @@ if TYPE_CHECKING:
 
 Cost = tuple[float, float]
 """One step: (rate, noise_multiplier)."""
+
+Account = tuple[str, str]
+"""Which run a start goes on with: (identity, "") or, if it has none, ("", name)."""
+
+Planned = tuple[tuple[Cost, int], ...]
+"""(cost, steps) of a list from which results choose; empty for one that is fixed in advance."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +107,27 @@ class History:
         return [entry for number, entry in found.items() if runs is None or number in runs]
 
     def named(self, name: str) -> list[int]:
-        """The line numbers of the runs of this name: a run that went on after a crash is several of them."""
+        """The line numbers of the runs of this name: a run that went on after a crash is several of them.
+
+        A name is for people; a run that has an identity is found by it (:meth:`identified`).
+        """
         return [entry.number for entry in self.began() if entry.body["name"] == name]
+
+    def starts(self) -> dict[Account, list[int]]:
+        """The line numbers at which each run began and went on."""
+        found: dict[Account, list[int]] = {}
+        for entry in self.began():
+            found.setdefault(_account(entry.body), []).append(entry.number)
+        return found
+
+    def identified(self, identity: str) -> list[int]:
+        """The line numbers of the run of this identity, whatever it was called."""
+        return self.starts().get((identity, ""), [])
+
+    @property
+    def chosen(self) -> bool:
+        """Whether results chose the steps of a run."""
+        return any(entry.kind == "chosen" for entry in self.entries)
 
     def runs(self) -> list[Spending]:
         """What each run has been charged, in the order in which they began."""
@@ -112,24 +138,53 @@ class History:
 
     def steps(self, runs: Collection[int] | None = None) -> dict[Cost, int]:
         """Steps charged, by (rate, noise_multiplier): to all runs, or to those that began at these lines."""
+        total: Counter[Cost] = Counter()
+        for _, _, cost, steps in self._charges(runs):
+            total[cost] += steps
+        return {cost: steps for cost, steps in total.items() if steps}
+
+    def _charges(self, runs: Collection[int] | None) -> Iterator[tuple[int, Planned, Cost, int]]:
+        """(run, what its results chose from by then, cost, steps) of every charge to these runs."""
         mine = None if runs is None else {entry.number for entry in self.began(runs)}
         settled = {e.body["charge"]: e.body["steps"] for e in self.entries if e.kind == "settle"}
-        total: dict[Cost, int] = {}
+        planned: dict[int, Planned] = {}
         for entry in self.entries:
-            if entry.kind == "charge" and (mine is None or entry.body["run"] in mine):
+            if entry.kind == "chosen":
+                planned[entry.body["run"]] = _planned(entry.body)
+            elif entry.kind == "charge" and (mine is None or entry.body["run"] in mine):
                 cost = (entry.body["rate"], entry.body["noise_multiplier"])
-                total[cost] = total.get(cost, 0) + settled.get(entry.number, entry.body["steps"])
-        return {cost: steps for cost, steps in total.items() if steps}
+                run, steps = entry.body["run"], settled.get(entry.number, entry.body["steps"])
+                yield run, planned.get(run, ()), cost, steps
 
     def epsilon(self, delta: float, runs: Collection[int] | None = None) -> float:
         """An upper bound on what all runs, or those that began at these lines, have spent together at ``delta``.
 
         *Guarantee*: at least the cost of every step of theirs that began, whatever crashed. Infinite if one of
-        them was seeded. As for every composition, runs are taken as planned before their results were seen.
+        them was seeded. As for every composition, runs are taken as planned before their results were seen; a run
+        whose results chose its steps counts with all that they could have chosen, by Renyi accounting.
         """
         if any(entry.body["stamp"] for entry in self.began(runs)):
             return math.inf
-        return epsilon_of(self.steps(runs), delta, self.adjacency)
+        fixed, chosen = self._fixed_and_chosen(runs)
+        return epsilon_of(fixed, delta, self.adjacency, chosen=chosen)
+
+    def _fixed_and_chosen(self, runs: Collection[int] | None) -> tuple[dict[Cost, int], dict[Cost, int]]:
+        """What was charged to lists that were fixed in advance, and the most that the chosen ones may have cost.
+
+        A run that went on after a crash has one list, and what ran again counts beyond it.
+        """
+        accounts = {entry.number: _account(entry.body) for entry in self.began()}
+        charged: dict[tuple[Account | None, Planned], Counter[Cost]] = defaultdict(Counter)
+        for run, planned, cost, steps in self._charges(runs):
+            charged[accounts.get(run), planned][cost] += steps
+        fixed: Counter[Cost] = Counter()
+        chosen: Counter[Cost] = Counter()
+        for (_, planned), by_cost in charged.items():
+            if planned and by_cost.total():
+                chosen.update(most(dict(planned), by_cost))
+            else:
+                fixed.update(by_cost)
+        return dict(+fixed), dict(chosen)
 
     def expect(self, head: str) -> None:
         """Raise LedgerError if the line that ``head`` names is not here: the ledger was rolled back."""
@@ -154,17 +209,45 @@ def read(path: str | os.PathLike[str]) -> History:
     return History(read_entries(place, read_head(place)))
 
 
-def epsilon_of(steps: Mapping[Cost, int], delta: float, adjacency: str) -> float:
+def most(planned: Mapping[Cost, int], charged: Mapping[Cost, int]) -> dict[Cost, int]:
+    """The most that a run may have cost whose results choose among ``planned`` steps, when so many are on record.
+
+    *Guarantee*: results can only move a step to a place with more noise, so on no path are there more steps with at
+    most some noise than planned. Those on record beyond that ran again after a crash; where, results may have
+    decided, so each counts as the dearest. At every Renyi order this is at least what was planned and what was charged.
+    What ran again is not seen where results also made the run shorter than planned (a last phase that ends early, a
+    phase of two samples that hands over to one of one): there the order of the budget holds, which adds up every step.
+
+    >>> most({(0.1, 2.0): 30, (0.1, 4.0): 10}, {(0.1, 2.0): 5, (0.1, 4.0): 38})
+    {(0.1, 2.0): 33, (0.1, 4.0): 10}
+    """
+    total, ahead, again = Counter(planned), 0, 0
+    for cost in sorted(planned):  # one rate: the least noise first
+        ahead += charged.get(cost, 0) - planned[cost]
+        again = max(again, ahead)
+    total[min(planned)] += again
+    total.update({cost: steps for cost, steps in charged.items() if cost not in planned})
+    return dict(total)
+
+
+def epsilon_of(
+    steps: Mapping[Cost, int], delta: float, adjacency: str, *, chosen: Mapping[Cost, int] | None = None
+) -> float:
     """An upper bound on the epsilon of ``steps``, composed; nothing but numbers, no ledger needed.
+
+    ``chosen`` is the most that lists of steps cost which results chose: with any, Renyi accounting counts everything.
 
     >>> round(epsilon_of({(1.0, 2.0): 1}, 1e-5, "add-or-remove"), 2)
     1.99
     """
-    if not steps:
+    if not steps and not chosen:
         return 0.0
     from saltflat.privacy.accounting.bounds import epsilon
+    from saltflat.privacy.accounting.events import ChosenDpEvent, compose
 
     event, kind = _event(steps, adjacency)
+    if chosen:
+        event = compose(event, ChosenDpEvent(_event(chosen, adjacency)[0]))
     return epsilon(event, delta, adjacency=kind)
 
 
@@ -186,6 +269,14 @@ def _event(steps: Mapping[Cost, int], adjacency: str) -> tuple[DpEvent, Adjacenc
 
     parts = [phase_event(rate, noise, count) for (rate, noise), count in sorted(steps.items())]
     return compose(*parts), REPLACE if adjacency == "replace" else ADD_REMOVE
+
+
+def _account(body: Mapping[str, Any]) -> Account:
+    return (body["identity"], "") if "identity" in body else ("", body["name"])
+
+
+def _planned(body: Mapping[str, Any]) -> Planned:
+    return tuple(((body["rate"], noise), steps) for noise, steps in body["planned"])
 
 
 def _budget(body: Mapping[str, Any]) -> Budget:

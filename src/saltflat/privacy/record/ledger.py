@@ -34,13 +34,17 @@ from saltflat.privacy.record.format import (
     read_head,
 )
 from saltflat.privacy.record.history import Budget, Cost, History, gone_of, read
+from saltflat.privacy.record.single import Single
+
+MOST_NOISES = 500  # in a list of steps that results choose from
 
 
-class Ledger:
+class Ledger(Single):
     """The one writer of a ledger; other processes may read it at any time.
 
-    *Guarantee*: a step is on disk before :meth:`Run.step` returns. After a crash the ledger holds every step
-    that began and at most the rest of one block; nothing but :meth:`Run.close` gives steps back.
+    *Guarantee*: a step is on disk before :meth:`Run.step` returns, whichever thread takes it. After a crash the
+    ledger holds every step that began and at most the rest of one block; nothing but :meth:`Run.close` gives steps
+    back. Files that are no longer as this process left them allow no further block.
 
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
@@ -59,6 +63,7 @@ class Ledger:
         self.path = path
         self.history = history
         self._descriptor: int | None = descriptor
+        self._size = os.fstat(descriptor).st_size  # as this process left it
         self._lock = RLock()
         self._gate: tuple[object, _Gate] | None = None
         self._runs: list[Run] = []
@@ -70,7 +75,7 @@ class Ledger:
 
         A budget, once recorded, stays; another one is refused (see :meth:`set_budget`).
         """
-        place = Path(path)
+        place = Path(path).absolute()  # the process may go to another folder while the ledger is open
         with _one_line(place):
             if not place.exists():
                 _begin(place, dataset)
@@ -90,42 +95,47 @@ class Ledger:
         adjacency: str = "add-or-remove",
         private: bool = True,
         block: int = 64,
+        identity: str | None = None,
     ) -> Run:
         """Begin a run, durably. ``block`` steps are reserved at a time: the most that a crash can waste.
 
+        A run that goes on after a crash is begun again with the ``identity`` it had, whatever its name is by then; it
+        is kept with the run, and no two runs share one. Without an identity the name tells which run goes on.
         A run with seeded noise (``private=False``) is stamped "NOT PRIVATE: seeded" and makes the ledger's
         epsilon infinite, so it is refused where there is a budget.
         """
         block = checked_count("block", block)
         name, unit = _checked_name("name", name), _checked_name("unit", unit)
-        self._check_run(unit, adjacency, private)
         body = {"name": name, "unit": unit, "adjacency": adjacency, "stamp": "" if private else SEEDED}
-        run = Run(self, self._append("run", {**body, "time": _now()}).number, block)
-        self._runs.append(run)
+        if identity is not None:
+            body["identity"] = _checked_name("identity", identity)
+        with self._lock:  # two runs that begin at once must agree on the unit too
+            self._check_run(unit, adjacency, private)
+            run = Run(self, self._append("run", {**body, "time": _now()}).number, block)
+            self._runs.append(run)
         return run
 
     def room(self, rate: float, noise_multiplier: float, *, steps: int) -> int:
         """How many of ``steps`` more steps fit in the budget; nothing is charged."""
         cost = (checked_rate(rate), checked_noise(noise_multiplier))
-        budget, spent = self.history.budget, self.history.steps()
-        if budget is None:
-            return steps
-        used = spent.pop(cost, 0)
-        key = (cost, spent)  # while other costs do not change, what is known about this one stays true
-        if self._gate is None or self._gate[0] != key:
-            self._gate = (key, _Gate(partial(_fits, budget, spent, cost, self.history.adjacency)))
-        return self._gate[1].room(used, steps)
+        with self._lock:
+            budget, spent = self.history.budget, self.history.steps()
+            if budget is None:
+                return steps
+            used = spent.pop(cost, 0)
+            key = (cost, spent)  # while other costs do not change, what is known about this one stays true
+            if self._gate is None or self._gate[0] != key:
+                self._gate = (key, _Gate(partial(_fits, budget, spent, cost, self.history.adjacency)))
+            return self._gate[1].room(used, steps)
 
     def set_budget(self, budget: Budget) -> None:
         """Record another budget; the former stays in the ledger for everyone to see."""
-        if self.history.stamp:
-            raise BudgetError(
-                f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
-            )
         gone_of(budget, {}, self.history.adjacency)  # raises if nothing could ever be spent
         numbers = {"epsilon": budget.epsilon, "delta": budget.delta, "order": budget.order}
-        self._append("budget", {**numbers, "time": _now()})
-        self._gate = None
+        with self._lock:
+            self._check_budget(budget)
+            self._append("budget", {**numbers, "time": _now()})
+            self._gate = None
 
     def epsilon(self, delta: float) -> float:
         """See :meth:`History.epsilon`."""
@@ -152,9 +162,11 @@ class Ledger:
     def close(self) -> None:
         """Settle what the runs reserved and did not use, and let the next writer in."""
         with self._lock:
-            for run in self._runs:
-                run.close()
-            self._drop()
+            try:
+                for run in self._runs:
+                    run.close()
+            finally:
+                self._drop()
 
     def __enter__(self) -> Ledger:
         return self
@@ -176,6 +188,23 @@ class Ledger:
         elif budget is not None and budget != recorded:
             raise LedgerError(
                 f"{self.path} has {recorded}, not {budget}: leave it out, or call set_budget first"
+            )
+
+    def _check_budget(self, budget: Budget) -> None:
+        if self.history.stamp:
+            raise BudgetError(
+                f"{self.path} is {self.history.stamp}, so its epsilon is infinite: use another ledger"
+            )
+        if self.history.chosen:
+            self._check_order(budget)
+
+    def _check_order(self, budget: Budget | None) -> None:
+        """Refuse a budget that composes lists as if they were fixed, where results choose one."""
+        if budget is not None and budget.order is None:
+            raise BudgetError(
+                f"results decide when the noise of a run in {self.path} changes, and {budget} holds only for steps "
+                f"that are fixed in advance: give the ledger Budget(epsilon={budget.epsilon:g}, "
+                f"delta={budget.delta:g}, order=plan.filter({budget.delta:g}).order); nothing was charged"
             )
 
     def _check_run(self, unit: str, adjacency: str, private: bool) -> None:
@@ -206,16 +235,50 @@ class Ledger:
     def _append(self, kind: str, body: Mapping[str, Any]) -> Entry:
         """Write a line, then the head that names it; whatever fails, no step is allowed on it."""
         with self._lock, _one_line(self.path):
-            descriptor = self._writable()
+            descriptor = self._intact()
             entry = entry_after(self.history.entries[-1], kind, body)
             try:
                 durable.append(descriptor, line(entry))
                 durable.replace(head_path(self.path), head_line(entry))
                 self.history = History((*self.history.entries, entry))
+                self._size += len(line(entry))
             except BaseException:
                 self._drop()  # the file may hold half a line: only a new reading can tell
                 raise
             return entry
+
+    def _intact(self) -> int:
+        """The descriptor, if path and head are what this process left; else LedgerError, and nothing is written again.
+
+        What is written to a file that has lost its name, or beside lines of someone else, is on nobody's record.
+        """
+        descriptor = self._writable()
+        try:
+            self._check_files(descriptor)
+        except BaseException:
+            self._drop()
+            raise
+        return descriptor
+
+    def _check_files(self, descriptor: int) -> None:
+        last = self.history.entries[-1]
+        held = os.fstat(descriptor)
+        try:
+            found = os.stat(self.path)
+        except OSError as error:
+            raise self._changed(f"is gone ({error.strerror})") from error
+        if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+            raise self._changed("is another file than the one that was opened")
+        if found.st_size != self._size:
+            raise self._changed("was changed by someone else")
+        if read_head(self.path) != (last.number, last.hash):
+            raise self._changed("has another head than its own, or none")
+
+    def _changed(self, how: str) -> LedgerError:
+        return LedgerError(
+            f"{self.path} {how} while this process had it open: no further step is allowed; bring back the newest "
+            "copy of it and of its head, and run again"
+        )
 
     def _writable(self) -> int:
         if self._descriptor is None:
@@ -228,8 +291,8 @@ class Ledger:
             self._descriptor = None
 
 
-class Run:
-    """One run's account in a ledger."""
+class Run(Single):
+    """One run's account in a ledger; its threads may share it."""
 
     def __init__(self, ledger: Ledger, number: int, block: int) -> None:
         """Not for direct use: see :meth:`Ledger.run`."""
@@ -244,6 +307,21 @@ class Run:
     def stamp(self) -> str:
         """Empty, or that this run's noise can be repeated."""
         return str(self._body["stamp"])
+
+    @property
+    def unit(self) -> str:
+        """Whose privacy its steps cost."""
+        return str(self._body["unit"])
+
+    @property
+    def adjacency(self) -> str:
+        """Whether a unit is added or removed, or replaced."""
+        return str(self._body["adjacency"])
+
+    @property
+    def account(self) -> str:
+        """What this run is found by when it goes on: its identity, or its name."""
+        return str(self._body.get("identity", self._body["name"]))
 
     @property
     def head(self) -> str:
@@ -273,26 +351,40 @@ class Run:
         with self._ledger._lock:
             self._ledger._reserve(self._number, cost, steps=steps, least=steps)
 
+    def choose(self, planned: Mapping[Cost, int]) -> None:
+        """Put on record, durably, that from now on results choose the steps of this run among those ``planned``.
+
+        ``planned`` counts steps by (rate, noise multiplier), at one rate, as `Plan.by_cost` does. `train`, `fit` and
+        `make_private` call this themselves for a plan that results may change.
+
+        *Guarantee*: such a run counts with the whole of ``planned``, however few steps it takes, and by Renyi
+        accounting (see :meth:`History.epsilon`); a budget without an ``order`` refuses it.
+        """
+        body = {"run": self._number, **_choice(planned)}
+        with self._ledger._lock:
+            self._ledger._check_order(self._ledger.history.budget)
+            self._settle()  # a block that was reserved before belongs to what was before
+            self._ledger._append("chosen", body)
+
     def charged(self) -> dict[Cost, int]:
-        """Steps on record under this run's name, what it reserved and has not begun given back first."""
+        """Steps on record for this run, those of its earlier starts too; what it has not begun is given back first."""
         self.close()
-        history = self._ledger.history
-        return history.steps(history.named(self._body["name"]))
+        return self._ledger.history.steps(self._starts())
 
     def epsilon(self, delta: float) -> float:
-        """See :meth:`History.epsilon`, of what is on record under this run's name: of :meth:`charged`."""
+        """See :meth:`History.epsilon`, of what is on record for this run: of :meth:`charged`."""
         self.close()
-        history = self._ledger.history
-        return history.epsilon(delta, history.named(self._body["name"]))
+        return self._ledger.history.epsilon(delta, self._starts())
 
     def close(self) -> None:
-        """Give back the reserved steps that never began; sound, as this process knows which ones did."""
+        """Give back the reserved steps that never began; sound, as this process knows which ones did.
+
+        Raises LedgerError if the files are no longer what this process wrote: what was spent is then not on record.
+        """
         with self._ledger._lock:
-            if self._open is None or self._left == 0 or self._ledger._descriptor is None:
-                return
-            body = {"charge": self._open.number, "steps": self._open.body["steps"] - self._left}
-            self._open, self._cost, self._left = None, None, 0
-            self._ledger._append("settle", body)
+            if self._ledger._descriptor is not None:
+                self._settle()
+                self._ledger._intact()
 
     def __enter__(self) -> Run:
         return self
@@ -302,14 +394,26 @@ class Run:
     ) -> None:
         self.close()
 
+    def _starts(self) -> list[int]:
+        """The lines at which it began and went on; by its name, if it has no identity."""
+        history = self._ledger.history
+        identity = self._body.get("identity")
+        return history.named(self._body["name"]) if identity is None else history.identified(identity)
+
     @property
     def _body(self) -> Mapping[str, Any]:
         return self._ledger.history.entries[self._number].body
 
     def _next_block(self, cost: Cost) -> None:
-        self.close()
+        self._settle()
         self._open = self._ledger._reserve(self._number, cost, steps=self._block, least=1)
         self._cost, self._left = cost, self._open.body["steps"]
+
+    def _settle(self) -> None:
+        if self._open is not None and self._left > 0:
+            body = {"charge": self._open.number, "steps": self._open.body["steps"] - self._left}
+            self._open, self._cost, self._left = None, None, 0
+            self._ledger._append("settle", body)
 
 
 class _Gate:
@@ -401,6 +505,20 @@ def _lock_and_mend(path: Path) -> tuple[int, History]:
         os.close(descriptor)
         raise
     return descriptor, History(entries)
+
+
+def _choice(planned: Mapping[Cost, int]) -> dict[str, Any]:
+    """A list that results choose from, as it is recorded; it must fit in a line."""
+    rates = {checked_rate(rate) for rate, _ in planned}
+    if len(rates) != 1 or len(planned) > MOST_NOISES:
+        raise SettingError(
+            f"the steps that results choose from have one rate and at most {MOST_NOISES} noise multipliers; got "
+            f"{len(rates)} and {len(planned)}: use constant noise in more phases, or train without until"
+        )
+    costs = sorted(
+        (checked_noise(noise), checked_count("steps", steps)) for (_, noise), steps in planned.items()
+    )
+    return {"rate": rates.pop(), "planned": [list(cost) for cost in costs]}
 
 
 def _checked_name(setting: str, name: object) -> str:

@@ -18,7 +18,14 @@ from saltflat.privacy.accounting.events import (
     describe_sampling,
 )
 from saltflat.privacy.accounting.selection import NOT_SELECTED, describe_selection
-from saltflat.privacy.limits import SEEDED, checked_count, checked_delta, checked_epsilon
+from saltflat.privacy.limits import (
+    SEEDED,
+    checked_count,
+    checked_delta,
+    checked_epsilon,
+    rounded_down,
+    rounded_up,
+)
 
 NOT_COVERED = (
     "metrics, losses and logs computed on the private data",
@@ -27,6 +34,8 @@ NOT_COVERED = (
     "timing, memory and other side channels",
 )
 
+COUNTED = "the number of units, which was read from the data and shows in the sampling rate"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
@@ -34,7 +43,8 @@ class Declared:
 
     ``size`` is the public number of units, ``released`` what leaves the trusted side, ``selection`` one
     sentence on how hyper-parameters were chosen, ``seeded`` whether the noise could be repeated by anyone
-    who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting.
+    who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting. ``counted``
+    says that ``size`` was read from the data, and so is public only if that number is.
 
     >>> Declared(delta=1e-5, size=60_000).unit
     'example'
@@ -47,6 +57,7 @@ class Declared:
     selection: str = NOT_SELECTED
     seeded: bool = False
     reproduce: bool = False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         checked_delta(self.delta)
@@ -136,7 +147,7 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
     *Guarantee*: sampling, adjacency and epsilon come from the event, not from what anyone typed in; a delta
     that would permit publishing a random unit is refused.
     """
-    warnings = _delta_warnings(declared)
+    warnings = delta_warnings(declared)
     found = bounds.bound(event, declared.delta, adjacency=adjacency)
     advantage = membership_advantage(found.epsilon, found.delta)
     return Statement(
@@ -153,7 +164,7 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
         selection=describe_selection(event) or declared.selection,
         released=declared.released,
-        not_covered=NOT_COVERED,
+        not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ())),
         warnings=warnings,
         stamp=SEEDED if declared.seeded else "",
     )
@@ -206,19 +217,24 @@ def posterior_bound(epsilon: float, delta: float, *, prior: float, false_positiv
     return found / accused if accused > 0 else 1.0
 
 
-def _delta_warnings(declared: Declared) -> tuple[str, ...]:
+def delta_warnings(declared: Declared) -> tuple[str, ...]:
+    """What must be said about a delta of this size, or a refusal; nothing of it depends on how a run goes.
+
+    >>> delta_warnings(Declared(delta=1e-5, size=60_000))
+    ('delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised',)
+    """
     delta, size = declared.delta, declared.size
     if delta * size > 1 + 1e-9 and not declared.reproduce:
         raise PrivacyError(
             f"delta {delta:g} is above 1/{size}: it would permit publishing one {declared.unit} at random; "
-            f"take at most {0.1 / size:.1g}, or say reproduce=True to repeat a published setting"
+            f"take at most {rounded_down(0.1 / size)}, or say reproduce=True to repeat a published setting"
         )
     if delta * size > 1 + 1e-9:
         return (
             f"delta {delta:g} is above 1/{size}: one {declared.unit} at random could be published outright",
         )
     if delta * size > 0.1 + 1e-9:
-        return (f"delta {delta:g} is above 1/(10 x {size}); {0.1 / size:.1g} or less is advised",)
+        return (f"delta {delta:g} is above 1/(10 x {size}); {rounded_down(0.1 / size)} or less is advised",)
     return ()
 
 
@@ -226,16 +242,3 @@ def _curve(event: DpEvent, delta: float, adjacency: Adjacency) -> tuple[tuple[fl
     """Epsilon a factor of 10 and 100 below and above the declared delta, where it can be bounded."""
     deltas = [delta * factor for factor in (0.01, 0.1, 1.0, 10.0) if 1e-12 <= delta * factor < 0.1]
     return bounds.curve(event, deltas, adjacency=adjacency)
-
-
-def rounded_up(value: float, digits: int = 3) -> str:
-    """``value`` to so many significant digits, rounded up: a bound may not shrink on its way to the page.
-
-    >>> rounded_up(2.3812), rounded_up(6269.5), rounded_up(0.5)
-    ('2.39', '6270', '0.5')
-    """
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    places = digits - 1 - math.floor(math.log10(value))
-    scaled = math.ceil(value * 10.0**places * (1 - 1e-12)) / 10.0**places
-    return f"{scaled:.{places}f}".rstrip("0").rstrip(".") if places > 0 else f"{scaled:.0f}"

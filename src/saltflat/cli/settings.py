@@ -1,0 +1,112 @@
+"""The flags that change what a recipe says: short ones for common settings, ``--set`` for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from saltflat.errors import DataError, SettingError
+from saltflat.recipes.documents import Document
+from saltflat.recipes.toml import Keys, dotted, inline, keys_of, word
+
+OLD_NAMES: dict[str, Any] = {  # methods, as papers and older recipes call them
+    "dp-sgd": "DPSGD",
+    "dp-sat": {"SAT": {"radius": 0.03}},
+    "dp-sam": {"SAM": {"radius": 0.03}},
+}
+Change = tuple[Keys, Any, str]
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag for one setting, of the recipe or of its only phase."""
+
+    name: str
+    help: str
+    of_phase: bool = False
+
+    @property
+    def word(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+FLAGS = (
+    Flag("data", "Data set: digits (embedded), mnist, fashion-mnist, cifar10, ..."),
+    Flag("model", "Network of saltflat.models: digits_cnn, tutorial_cnn, '{mlp = {settings}}', ..."),
+    Flag("size", "Declared number of training examples, if it is not the official one."),
+    Flag("epsilon", "The epsilon that the run may spend, one example added or removed."),
+    Flag("delta", "The delta that goes with it."),
+    Flag("batch_size", "Expected number of examples in a step (Poisson sampling)."),
+    Flag("method", "Such as DPSGD or '{SAT = {radius = 0.03}}'; dp-sgd, dp-sat, dp-sam.", of_phase=True),
+    Flag("epochs", "Expected number of times that each example is used.", of_phase=True),
+    Flag("lr", "Learning rate: a number or a schedule.", of_phase=True),
+    Flag("clip_norm", "The most that one example moves a step's sum: a number or a rule.", of_phase=True),
+    Flag("spare", "Steps that crashes may waste before the budget is short."),
+    Flag("physical", "Most examples in memory at once; changes no result."),
+    Flag("seed", "Seed of the initial weights; noise and sampling are always secret."),
+)
+
+
+def changes(document: Document, given: Mapping[str, str], sets: Sequence[str]) -> Iterator[Change]:
+    """What the flags ask for, as changes of the document: (keys, value, the flag)."""
+    for flag in FLAGS:
+        if flag.name in given:
+            value = _value(flag, given[flag.name])
+            keys = _in_the_phase(flag, value, document) if flag.of_phase else (flag.name,)
+            yield keys, value, flag.word
+    for text in sets:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise SettingError(f"--set {text[:60]} has no value; write --set phase.0.method.SAT.radius=0.05")
+        try:
+            yield keys_of(key.strip()), word(value.strip()), "--set"
+        except DataError as error:
+            raise SettingError(f"--set {text[:60]}: {error}") from None
+
+
+def _value(flag: Flag, text: str) -> Any:
+    if flag.name == "method" and text in OLD_NAMES:
+        return OLD_NAMES[text]
+    try:
+        return word(text)
+    except DataError as error:
+        raise SettingError(f"{flag.word} {text[:60]}: {error}") from None
+
+
+def _in_the_phase(flag: Flag, value: Any, document: Document) -> Keys:
+    """Where a setting of the only phase is; with several, the words to say which is meant."""
+    phases = document.table.get("phase")
+    blocks = [each for each in phases if isinstance(each, dict)] if isinstance(phases, list) else []
+    ways = [_way(flag, place, phase) for place, phase in enumerate(blocks)] or [("phase", "0", flag.name)]
+    if len(ways) > 1:
+        said = " or ".join(f"--set '{dotted(way)}={inline(value)}'" for way in ways)
+        raise SettingError(f"{flag.word} is for one phase, and the recipe has {len(ways)}: write {said}")
+    return ways[0]
+
+
+def _way(flag: Flag, place: int, phase: Mapping[str, Any]) -> Keys:
+    """The learning rate is the optimizer's; DPLIS and others have one too, which must follow it."""
+    above = ("phase", str(place))
+    if flag.name != "lr":
+        return (*above, flag.name)
+    optimizer = phase.get("optimizer")
+    name = next(iter(optimizer)) if isinstance(optimizer, dict) and optimizer else str(optimizer)
+    own = _with_rate(phase.get("method"), (*above, "method"))
+    if own is not None:
+        raise SettingError(
+            f"--lr is the optimizer's, and {dotted(own)} must follow it: write --set "
+            f"{dotted((*above, 'optimizer', name, 'lr'))}=... --set {dotted(own)}=..."
+        )
+    return (*above, "optimizer", name, "lr")
+
+
+def _with_rate(method: Any, above: Keys) -> Keys | None:
+    """The learning rate that a method, or one inside it, has of its own."""
+    if not (isinstance(method, dict) and len(method) == 1):
+        return None
+    ((name, settings),) = method.items()
+    if not isinstance(settings, dict):
+        return None
+    own = (*above, name)
+    return (*own, "lr") if "lr" in settings else _with_rate(settings.get("method"), (*own, "method"))

@@ -1,0 +1,92 @@
+"""Where the random layers of a model, and augmentations, take their randomness from.
+
+Masks drawn from one stream shift when a unit leaves: from a stream that somebody can repeat, the others' gradients
+would change with it. From one that is secret and new each time, a unit's masks are as likely whoever else is there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+Draws = Callable[[Any], AbstractContextManager[None]]  # an augmentation, or None -> a stretch of randomness
+
+
+@contextmanager
+def secret(augment: Any) -> Iterator[None]:
+    """A stream that nobody knows, whatever was seeded outside, which goes on as if nothing had been drawn."""
+    with _seeded(int.from_bytes(os.urandom(8), "little") >> 1, augment):
+        yield
+
+
+@contextmanager
+def still(augment: Any) -> Iterator[None]:
+    """No chance: dropout leaves everything as it is, and whatever else is drawn is the same each time."""
+    with _seeded(0, augment), _WithoutDropout():
+        yield
+
+
+@contextmanager
+def _seeded(seed: int, augment: Any) -> Iterator[None]:
+    """All sources begin at ``seed``, and are put back afterwards.
+
+    Generator by generator: `torch.manual_seed` asks for every kind of device, and takes longer than a small layer.
+    """
+    sources = [
+        *_sources(),
+        *filter(None, [getattr(augment, "generator", None)]),
+    ]  # an augmentation may bring one
+    before = [source.get_state() for source in sources]
+    try:
+        for source in sources:
+            source.manual_seed(seed)
+        yield
+    finally:
+        for source, state in zip(sources, before, strict=True):
+            source.set_state(state)
+
+
+def _sources() -> list[torch.Generator]:
+    """The generators that layers draw from unless told otherwise: the CPU's, and those of devices in use."""
+    found = [torch.default_generator]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        found += torch.cuda.default_generators
+    if torch.backends.mps.is_available():
+        found.append(torch.mps._get_default_mps_generator())
+    return found
+
+
+_DROPOUTS = {
+    *(F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout),
+    *(torch.dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout),
+    *(torch.dropout_, torch.alpha_dropout_, torch.feature_dropout_, torch.feature_alpha_dropout_),
+}
+
+
+_RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Dropout hands its input on; attention and recurrent layers run without it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is F.scaled_dot_product_attention:
+            kwargs.pop("dropout_p", None)
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+        elif func is F.multi_head_attention_forward:
+            args = (*args[:10], 0.0, *args[11:]) if len(args) > 10 else args
+            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+        elif func in _RECURRENT and isinstance(
+            args[5], float
+        ):  # (x, h, weights, biases, layers, dropout, ...)
+            args = (*args[:5], 0.0, *args[6:])
+        return func(*args, **kwargs)

@@ -1,0 +1,487 @@
+"""The list of the dishonest: each would move a sum by more than the clip norm, or make a record lie; each is refused.
+
+`tests/adversary/test_honest.py` is the other list. A gate is wrong if either fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from steps import CRITERION, examples, network, phase, plan
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import saltflat as sf
+from saltflat.errors import ModelError, SaltflatError
+
+Loss = Callable[..., Tensor]
+
+
+def train(model: nn.Module, loss: Any, data: Any, **more: Any) -> Any:
+    return sf.fit(model, loss, data, plan=plan(phase(steps=3)), delta=1e-3, **more)
+
+
+def narrow(count: int = 40) -> tuple[Tensor, Tensor]:
+    x, y = examples(count)
+    return x.float(), y
+
+
+def plain() -> nn.Module:
+    return network().float()
+
+
+# Units that are not apart
+
+
+def by_length(predict: Any, batch: Any) -> Tensor:
+    """Divided by the batch's length: whoever leaves changes everybody's gradient."""
+    return CRITERION(predict(batch[0]), batch[1]) / len(batch[1]) * 64
+
+
+def by_maximum(predict: Any, batch: Any) -> Tensor:
+    return CRITERION(predict(batch[0] / batch[0].abs().max()), batch[1])
+
+
+def by_mean(predict: Any, batch: Any) -> Tensor:
+    return CRITERION(predict(batch[0] - batch[0].mean(0)), batch[1])
+
+
+def hardest(predict: Any, batch: Any) -> Tensor:
+    each = CRITERION(predict(batch[0]), batch[1])
+    return each * (each >= each.topk(min(8, len(each))).values[-1])
+
+
+def contrasted(predict: Any, batch: Any) -> Tensor:
+    out = F.normalize(predict(batch[0]), dim=1)
+    return F.cross_entropy(out @ out.T, torch.arange(len(out)), reduction="none")
+
+
+def first_row(predict: Any, batch: Any) -> Tensor:
+    return CRITERION(predict(batch[0] + batch[0][0]), batch[1])
+
+
+def shuffled(predict: Any, batch: Any) -> Tensor:
+    return CRITERION(predict(batch[0].roll(1, 0)), batch[1])
+
+
+def ranked(predict: Any, batch: Any) -> Tensor:
+    each = CRITERION(predict(batch[0]), batch[1])
+    return each * (1 + each.argsort().argsort() / 10)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [by_length, by_maximum, by_mean, hardest, contrasted, first_row, shuffled, ranked],
+    ids=lambda loss: loss.__name__,
+)
+def test_losses_that_mix_units(loss: Loss) -> None:
+    with pytest.raises(ModelError, match=r"mixes the batch|does not match plain"):
+        train(plain(), loss, narrow())
+
+
+@pytest.mark.parametrize("first", [float("nan"), "labels"])
+def test_bad_first_rows_do_not_make_the_check_empty(first: Any) -> None:
+    x, y = narrow()
+    if first == "labels":
+        y[:30] = 99
+    else:
+        x[:30] = first
+    with pytest.raises(ModelError, match="mixes the batch"):
+        train(plain(), by_maximum, (x, y))
+
+
+class Windows(torch.utils.data.Dataset):
+    """Documents that are cut into windows, each a row."""
+
+    def __init__(self, each: int) -> None:
+        self.each, (self.x, self.y) = each, narrow()
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        return self.x[place].expand(self.each, -1), self.y[place].expand(self.each)
+
+
+def laid(items: list) -> tuple[Tensor, Tensor]:
+    return torch.cat([x for x, _ in items]), torch.cat([y for _, y in items])
+
+
+def test_a_collate_that_gives_more_rows_than_units() -> None:
+    units = sf.data.DatasetUnits.of(Windows(50), laid)
+    with pytest.raises(ModelError, match="one unit gave 50 rows"):
+        train(plain(), CRITERION, units)
+
+
+class Packed(nn.Module):
+    """Tokens without their padding, all units' in one row of tokens, and each unit's mean afterwards."""
+
+    def __init__(self, lengths: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.lengths = lengths
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = torch.arange(x.shape[1]) < self.lengths(x).unsqueeze(1)
+        out = torch.zeros(*x.shape[:2], 3)
+        out[mask] = self.linear(x[mask])
+        return out.mean(1)
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        lambda x: 1 + (torch.arange(len(x)) % 3) * 2,
+        lambda x: torch.full((len(x),), 2),
+        lambda x: 1 + (x[:, 0, 0].abs() * 3).long().clamp(max=5),
+    ],
+    ids=["unequal", "equal", "by content"],
+)
+def test_packed_tokens(lengths: Any) -> None:
+    x = torch.randn(40, 6, 4, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ModelError, match="picked by a mask"):
+        train(Packed(lengths), CRITERION, (x, torch.arange(40) % 3))
+
+
+class OwnNorm(nn.Module):
+    """A batch norm of one's own, which no list of classes knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.mean.lerp_(x.mean(0), 0.1)
+            return x - x.mean(0)
+        return x - self.mean
+
+
+def own_norm() -> nn.Module:
+    return nn.Sequential(OwnNorm(), plain())
+
+
+def test_a_batch_norm_of_ones_own() -> None:
+    with pytest.raises(ModelError, match=r"mixes the batch|buffer|does not match"):
+        train(own_norm(), CRITERION, narrow())
+
+
+class Stateless(nn.Module):
+    """The same without a buffer: nothing but the gradients shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if self.training else x
+
+
+@pytest.mark.parametrize("layer", [OwnNorm, Stateless])
+def test_a_layer_that_wakes_up_after_the_check(layer: type) -> None:
+    """Quiet in eval mode when it was tried, and put into train mode by a callback: the very next step is looked at."""
+    model = nn.Sequential(layer(), plain()).eval()
+    wake = lambda progress: model.train()
+    with pytest.raises(ModelError, match=r"mixes the batch|buffer"):
+        train(model, CRITERION, narrow(), running=sf.Running(watch=wake))
+
+
+def test_a_mode_that_changes_nothing_is_nobodys_business() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    modes = iter([model.eval, model.train, model.eval])
+    fitted = train(model, CRITERION, narrow(), running=sf.Running(watch=lambda progress: next(modes)()))
+    assert fitted.epsilon < float("inf")
+
+
+def test_an_error_on_private_rows_holds_no_value_of_theirs() -> None:
+    x, y = narrow()
+    y[:] = 6171
+    with pytest.raises(ModelError, match="first examples") as caught:
+        train(plain(), CRITERION, (x, y))
+    assert "6171" not in str(caught.value)
+
+
+class Remembering(nn.Module):
+    """Keeps what it saw where no state_dict looks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen = plain(), torch.zeros(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen = x.detach().mean(0)
+        return self.inner(x)
+
+
+def test_a_tensor_on_the_side() -> None:
+    with pytest.raises(ModelError, match=r"'.*seen' changes when the model sees data"):
+        train(Remembering(), CRITERION, narrow())
+
+
+class Sleeper(nn.Module):
+    """Mixes its batch only when there are many: the check's few units do not show it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = plain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x / x.abs().max() if len(x) > 20 else x)
+
+
+def test_mixing_in_large_batches_only_is_found_as_training_goes_on() -> None:
+    x, y = narrow(120)
+    many = plan(phase(steps=500, clip_norm=1.0), rate=0.5, size=120)
+    with pytest.raises(ModelError, match="mixes the batch"):
+        sf.fit(Sleeper(), CRITERION, (x, y), plan=many, delta=1e-3)
+
+
+def test_mixup() -> None:
+    mixed = lambda batch: (batch[0] + 0.5 * batch[0].flip(0), batch[1])
+    with pytest.raises(ModelError, match="augmentation mixes examples"):
+        train(plain(), CRITERION, narrow(), augment=mixed)
+
+
+@pytest.mark.parametrize("kind", ["dropout", "noise", "augmentation"])
+def test_what_is_seeded_outside_is_not_what_is_drawn(kind: str) -> None:
+    """Masks from a stream that somebody knows would shift, for all others, with a unit that leaves."""
+
+    class Noisy(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.randn_like(x)
+
+    model = nn.Sequential({"dropout": nn.Dropout(0.5), "noise": Noisy()}.get(kind, nn.Identity()), plain())
+    noisy = lambda batch: (batch[0] + torch.randn_like(batch[0]), batch[1])
+    views = noisy if kind == "augmentation" else None
+    contribution = sf.per_example(model, sf.supervised(CRITERION), augment=views)
+    point = {name: p.detach() for name, p in model.named_parameters()}
+    norms, after = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        norms.append(contribution([point], [1.0], narrow(6)).norms())
+        after.append(torch.rand(1))
+    assert not torch.equal(*norms)
+    assert torch.equal(*after)  # and what the user draws next is as if nothing had been drawn here
+
+
+# Numbers that are too small
+
+
+class Scales(nn.Module):
+    """A linear layer that sees tiny inputs, and a loss that is huge: each factor's square vanishes or overflows."""
+
+    def __init__(self, small: float, large: float, positions: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.small, self.large, self.linear = small, large, nn.Linear(4, 3, bias=False)
+        self.positions = positions
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.unsqueeze(1).expand(-1, self.positions, -1) * self.small
+        return self.linear(x).mean(1) * self.large
+
+
+@pytest.mark.parametrize("positions", [1, 7, 40])
+@pytest.mark.parametrize(("small", "large"), [(1e-25, 1e21), (1e-30, 1e28), (1e-22, 1e24), (1e-12, 1e12)])
+def test_no_unit_passes_because_a_square_vanished(small: float, large: float, positions: int) -> None:
+    x, y = narrow(8)
+    model = Scales(small, large, positions)
+    loss = lambda predict, batch: predict(batch[0]).sum(1)
+    contribution = sf.per_example(model, loss)
+    chunk = contribution([{"linear.weight": model.linear.weight.detach()}], [1.0], (x, y))
+    from saltflat.clipping import Flat
+
+    for bound in (1e-12, 1e-6, 1.0):
+        for unit in range(8):
+            alone = contribution(
+                [{"linear.weight": model.linear.weight.detach()}],
+                [1.0],
+                (x[unit : unit + 1], y[unit : unit + 1]),
+            )
+            total = Flat(bound).total(alone, {"linear.weight": model.linear.weight.detach()})
+            assert float(total["linear.weight"].double().norm()) <= bound * (1 + 1e-5)
+    assert len(chunk.norms()) == 8
+
+
+@pytest.mark.parametrize("bias", [0.0, 1e4])
+@pytest.mark.parametrize("gain", [1e-3, 1e-7, 1e-12, 0.0])
+def test_a_standardised_convolution_that_is_nearly_off(gain: float, bias: float) -> None:
+    from saltflat.clipping import Flat
+    from saltflat.gradients.standardised import standardised
+
+    class Conv(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.weight = nn.Parameter(torch.randn(8, 3, 3, 3))
+            self.gain = nn.Parameter(torch.full((8,), gain))
+            self.bias = nn.Parameter(torch.full((8,), bias))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.conv2d(x, standardised(self.weight, self.gain), self.bias, padding=1).mean((2, 3))
+
+    model = Conv()
+    x = torch.randn(6, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    point = {name: p.detach() for name, p in model.named_parameters()}
+    contribution = sf.per_example(model, lambda predict, batch: predict(batch).square().sum(1))
+    for unit in range(6):
+        total = Flat(1e-3).total(contribution([point], [1.0], x[unit : unit + 1]), point)
+        length = torch.cat([leaf.flatten() for leaf in total.values()]).double().norm()
+        assert float(length) <= 1e-3 * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_do_not_narrow_the_sum(dtype: torch.dtype) -> None:
+    """Rounded to bfloat16, a sum over many units would move by far more than one unit adds."""
+    from saltflat.core import ask
+
+    x, y = narrow(400)
+    seen, real = [], ask.noised
+
+    def noised(bounded: Any, *rest: Any) -> Any:
+        seen.append(bounded)
+        return real(bounded, *rest)
+
+    far = sf.optimizers.SGD(lr=500.0)  # so that a narrow type can hold the move
+    everyone = plan(phase(steps=1, clip_norm=0.1, optimizer=far), rate=1.0, size=400)
+    for keep in (torch.arange(400) >= 0, torch.arange(400) != 7):
+        model = plain().to(dtype)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ask, "noised", noised)
+            units = sf.data.TensorUnits((x[keep].to(dtype), y[keep]))
+            sf.train(everyone, sf.per_example(model, sf.supervised(CRITERION)), units)
+    assert all(leaf.dtype == torch.float32 for leaf in seen[0].total.values())
+    moved = torch.cat([(seen[0].total[n] - seen[1].total[n]).flatten() for n in seen[0].total]).norm()
+    assert float(moved) <= seen[0].sensitivity * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, 1e-30, 1e39, float("nan")])
+def test_clip_norms_beyond_what_numbers_can_tell_apart(bound: float) -> None:
+    with pytest.raises(SaltflatError, match="clip_norm"):
+        phase(clip_norm=bound)
+
+
+# Runs that are not what they are said to be
+
+
+def test_gradients_left_over_in_frozen_parameters_are_not_applied() -> None:
+    model = plain()
+    x, y = narrow()
+    CRITERION(model(x), y).sum().backward()  # before freezing: raw gradients of private data
+    model[0].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    private = sf.make_private(model, CRITERION, (x, y), optimizer=sgd, plan=plan(phase(steps=2)), delta=1e-3)
+    for batch in private:
+        private.step(batch)
+    assert torch.equal(model[0].weight, before)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_sampler_that_can_be_repeated_is_not_private(seed: int | None) -> None:
+    import numpy as np
+
+    fitted = train(
+        plain(), CRITERION, narrow(), safeguards=sf.Safeguards(sampling=np.random.default_rng(seed))
+    )
+    assert fitted.epsilon == float("inf")
+    assert "NOT PRIVATE" in repr(fitted)
+
+
+# Things that tell
+
+
+class Unreadable(torch.utils.data.Dataset):
+    """One item cannot be read, one has another shape, one is of another type."""
+
+    def __init__(self, bad: int = 33) -> None:
+        (self.x, self.y), self.bad = narrow(), bad
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, place: int) -> Any:
+        if place == self.bad:
+            raise OSError("cannot decode record_0417.dcm")
+        if place == self.bad + 1:
+            return self.x[place][:2], self.y[place]
+        if place == self.bad + 2:
+            return "text", self.y[place]
+        return self.x[place], self.y[place]
+
+
+def test_items_that_cannot_be_read_add_nothing_and_nothing_is_said(capfd: Any) -> None:
+    """The sum is the one without them."""
+    everyone = plan(phase(steps=1, noise_multiplier=0.0), rate=1.0, size=40)
+    weights = []
+    for data in (Unreadable(), torch.utils.data.Subset(Unreadable(), [*range(33), *range(36, 40)])):
+        model = plain()
+        weights.append(
+            sf.train(everyone, sf.per_example(model, sf.supervised(CRITERION)), sf.data.DatasetUnits.of(data))
+        )
+    for name, leaf in weights[0].items():
+        torch.testing.assert_close(leaf, weights[1][name], rtol=1e-5, atol=1e-7)
+    assert "0417" not in "".join(capfd.readouterr())
+
+
+class Failing(torch.autograd.Function):
+    """Runs forward, and fails backward on some content."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.bad = bool((x > 50).any())
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if ctx.bad:
+            raise RuntimeError("a value of 61.7 in the record of Ms Miller")
+        return grad
+
+
+@pytest.mark.parametrize("where", ["backward", "augment"])
+def test_a_unit_that_fails_anywhere_adds_nothing(where: str) -> None:
+    x, y = narrow()
+    x[5] = 61.7
+
+    def views(batch: Any) -> Any:
+        if where == "augment" and bool((batch[0] > 50).any()):
+            raise RuntimeError("a value of 61.7 in the record of Ms Miller")
+        return batch
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = plain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner[2:](Failing.apply(self.inner[:2](x)) if where == "augment" else self.first(x))
+
+        def first(self, x: Tensor) -> Tensor:
+            out = self.inner[:2](x)
+            return Failing.apply(torch.cat([out, x], 1))[:, :8]
+
+    everyone = plan(phase(steps=1, noise_multiplier=0.0), rate=1.0, size=40)
+    keep = torch.arange(40) != 5
+    weights = [
+        sf.train(
+            everyone,
+            sf.per_example(Net(), sf.supervised(CRITERION), augment=views),
+            sf.data.TensorUnits(data),
+        )
+        for data in ((x, y), (x[keep], y[keep]))
+    ]
+    for name, leaf in weights[0].items():
+        torch.testing.assert_close(leaf, weights[1][name], rtol=1e-5, atol=1e-7)
+
+
+def test_no_refusal_holds_a_private_value() -> None:
+    """Whatever is refused is refused in one line, without a number of the data."""
+    x, y = narrow()
+    x[:] = 61.71875
+    for loss in (by_length, by_maximum, contrasted):
+        with pytest.raises(SaltflatError) as caught:
+            train(plain(), loss, (x, y))
+        assert "61.7" not in str(caught.value)
+        assert "\n" not in str(caught.value)
