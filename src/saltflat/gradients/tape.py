@@ -133,7 +133,7 @@ class Tape(TorchFunctionMode):
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
         self._weights = {id(root.value): root for root in self.roots.values()}
         self._shared: dict[int, Tensor] = {id(t): t for t in (*weights.values(), *constants)}
-        self._folded: dict[int, Tensor] = {}  # held, so that no other tensor takes over an address
+        self._folded: dict[int, Tensor] = {}  # held while the model runs: no other tensor takes over an address
         self._loose: dict[int, Tensor] = {}
         some = next(iter(weights.values()))
         self._anchor = torch.zeros((), device=some.device, requires_grad=True)
@@ -154,6 +154,12 @@ class Tape(TorchFunctionMode):
         if self.rows > self.views:  # of one unit alone everything is its own
             self._follow(func, args, tensors, result)
         return result
+
+    def __exit__(self, *error: Any) -> None:
+        """The model has run. What it made is let go: its graph's hooks hold the tape, and would never be freed."""
+        self._folded.clear()
+        self._loose.clear()
+        super().__exit__(*error)
 
     # What rules use ---------------------------------------------------------------------------------
 
