@@ -35,8 +35,9 @@ test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes
 test-slow: $(STAMP) ## the long suites
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m slow
 
-bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models
+bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models; and what the checks cost
 	@$(BIN)/python benchmarks/step.py $(ARGS)
+	@$(BIN)/python benchmarks/checks.py $(filter --quick,$(ARGS))
 
 bench-methods: $(STAMP) ## a step of every method against one of DP-SGD (forty minutes; ARGS=--quick: a minute or two)
 	@$(BIN)/python benchmarks/methods.py $(ARGS)

@@ -20,6 +20,8 @@ from saltflat.core.sampling import Indices, Sampler, is_secret, poisson
 from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.tree import Tree
 
+LOOK_EVERY = 400  # steps' worth of units between two looks of the spot check, which costs about two steps
+
 
 class Meter(Protocol):
     """Where steps are charged: a ledger's run. It must have written the cost before it returns."""
@@ -148,7 +150,7 @@ def look_again(
 ) -> None:
     """Let the spot check see a physical batch: so seldom that it takes half a percent, and whenever it asks to."""
     few = min(physical, plan.expected_units)
-    due = at.step % math.ceil(400 * few / plan.expected_units) == 0
+    due = at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
     if (due or spot.changed()) and len(drawn[-1]):
         spot(at.params, private.taken(drawn[-1][: max(2, int(few))]))
 

@@ -133,7 +133,9 @@ class Tape(TorchFunctionMode):
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
         self._weights = {id(root.value): root for root in self.roots.values()}
         self._shared: dict[int, Tensor] = {id(t): t for t in (*weights.values(), *constants)}
-        self._folded: dict[int, Tensor] = {}  # held while the model runs: no other tensor takes over an address
+        self._folded: dict[
+            int, Tensor
+        ] = {}  # held while the model runs: no other tensor takes over an address
         self._loose: dict[int, Tensor] = {}
         some = next(iter(weights.values()))
         self._anchor = torch.zeros((), device=some.device, requires_grad=True)
