@@ -7,6 +7,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -160,10 +161,15 @@ class Trial:
     def chunk(self, units: Sequence[int]) -> Chunk:
         return self.contribution([self.params], [1.0], self.some(units))
 
+    @cached_property
+    def together(self) -> Chunk:
+        """All units in one batch."""
+        return self.chunk(range(self.units))
+
     @property
     def is_telling(self) -> bool:
         """Whether units differ and have gradients: else the trial would pass whatever the model does."""
-        norms = self.chunk(range(self.units)).norms()
+        norms = self.together.norms()
         return (
             self.units > 2 and bool(torch.isfinite(norms).all()) and int((norms > 0).sum()) > self.units // 2
         )
@@ -251,7 +257,7 @@ class LookAgain:
         units = rows_in(batch) // self.contribution.rows_per_unit
         trial = Trial(self.contribution.still(), params, batch, units, _TOLERANCE)
         one = secrets.randbelow(units)
-        together, alone = trial.chunk(range(units)), trial.chunk([one])
+        together, alone = trial.together, trial.chunk([one])
         norms = together.norms()
         if not bool(torch.isfinite(norms[one])):  # it is left out anyway
             return
@@ -459,31 +465,40 @@ def _check_apart(trial: Trial) -> None:
     Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead.
     """
     everyone = list(range(trial.units))
+    looks = _looks(trial.params)
+    whole = _signature(trial.together, looks)
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
-        largest = int(torch.nan_to_num(trial.chunk(everyone).norms()).argmax())
-        gone = {0, trial.units // 2, trial.units - 1, largest}
-        companies = [[u for u in everyone if u != each] for each in gone]
-        companies += [everyone[: trial.units // 2], everyone[trial.units // 2 :], everyone[:1], everyone[-1:]]
-    whole = _signature(trial, everyone)
-    slack = min(1e-4, 30 * _distance(whole.flip(0), _signature(trial, everyone[::-1])))  # what rounding does
+        half, largest = trial.units // 2, int(torch.nan_to_num(whole[:, 0]).argmax())
+        companies = [[u for u in everyone if u != gone] for gone in {half, largest}]
+        companies += [everyone[:half], everyone[half:], everyone[:1], everyone[-1:]]
     for company in companies:
         if len(company) > (1 if trial.by_chance else 0):
-            here, there = _signature(trial, company), whole[company]
+            here, there = _signature(trial.chunk(company), looks), whole[company]
             stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
-            if _distance(there[stayed], here[stayed]) > trial.tolerance + slack:
+            gap = _distance(there[stayed], here[stayed])
+            if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
                 raise ModelError(_MIXED)
 
 
-def _signature(trial: Trial, units: Sequence[int]) -> Tensor:
+def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:
+    """What rounding alone may do: many times what the same units in another order do."""
+    turned = _signature(trial.chunk(range(trial.units)[::-1]), looks)
+    return min(1e-4, 30 * _distance(whole.flip(0), turned))
+
+
+def _looks(params: Tree) -> list[Tree]:
+    """Two random directions in weight space."""
+    source, scale = torch.Generator().manual_seed(1), 1 / max(1, tree.size(params)) ** 0.5
+    drawn = lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf)
+    return [tree.map_tree(drawn, params) for _ in range(2)]
+
+
+def _signature(chunk: Chunk, looks: Sequence[Tree]) -> Tensor:
     """Each unit's norm and two inner products, which a change of its gradient changes; (units, 3)."""
-    chunk, source = trial.chunk(units), torch.Generator().manual_seed(1)
-    scale = 1 / max(1, tree.size(trial.params)) ** 0.5
-    drawn = lambda leaf: (torch.randn(leaf.shape, generator=source, dtype=torch.float64) * scale).to(leaf)
     norms = chunk.norms()
-    along = [chunk.dot(tree.map_tree(drawn, trial.params)).to(norms) for _ in range(2)]
-    return torch.stack([norms, *along], 1)
+    return torch.stack([norms, *(chunk.dot(look).to(norms) for look in looks)], 1)
 
 
 def _distance(there: Tensor, here: Tensor) -> float:
