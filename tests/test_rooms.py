@@ -36,6 +36,8 @@ ONLY = {
     "data": {"core.sampling", "errors", "data"},
     "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
     "report": {
+        "audit.kept",
+        "audit.result",
         "errors",
         "privacy",
         "recipes.documents",

@@ -144,6 +144,8 @@ def test_every_section_says_what_is_missing_and_what_makes_it(full: Outline) -> 
     assert "No readings (metrics.jsonl) of empty" in full.sections["training"]
     assert "No recipe.toml of empty" in full.sections["configuration"]
     assert "No ledger.jsonl in" in full.sections["ledger"]
+    assert "No audit (audit.json) of" in full.sections["audit"]
+    assert f"saltflat audit {full_path(full, LONG)}/recipe.toml --out" in full.sections["audit"]
     assert full.sections["statements"].count("No statement.json") == 2
     assert "on record so far" in full.sections["statements"]
 

@@ -14,6 +14,8 @@ from saltflat.privacy.record.statement import Statement
 CONFIDENCE = 0.95  # of the bounds that are reported
 CERTAIN = 1 - 1e-4  # of a verdict: of ten thousand honest runs one is called refuted
 
+OF_PUBLIC = "The examples are public."
+
 REFUTED, IN_DOUBT, SURVIVES = "refuted", "in doubt", "survives"
 VERDICTS = {
     REFUTED: "CLAIM REFUTED: the run leaks more than it claims. Do not rely on this epsilon.",
@@ -149,6 +151,11 @@ class Audited:
     def refuted(self) -> bool:
         """Whether the claim is disproved."""
         return self.verdict == REFUTED
+
+    @property
+    def stays_private(self) -> bool:
+        """Whether it was read from examples that nobody declared public."""
+        return self.access not in ("", OF_PUBLIC)
 
     @property
     def lower(self) -> float:

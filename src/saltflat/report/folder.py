@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from saltflat.audit.kept import FILE as AUDIT
+from saltflat.audit.kept import read as read_audit
+from saltflat.audit.result import Audited
 from saltflat.errors import DataError, LedgerError, SaltflatError
 from saltflat.privacy.record.history import History, read
 from saltflat.recipes import toml
@@ -63,6 +66,7 @@ class Kept:
     ledger: Found[Book]
     shapes: Shapes
     has_model: bool
+    audit: Found[Audited]
 
     @property
     def finished(self) -> bool:
@@ -141,7 +145,13 @@ def read_run(path: Path, name: str, *, near: str = "", shared: Path | None = Non
         ledger=read_ledger(place, delta, only=None if place == folder.ledger else path),
         shapes=read_shapes(folder.landscape),
         has_model=folder.model.exists(),
+        audit=found(path / AUDIT, _audit),
     )
+
+
+def _audit(path: Path) -> Found[Audited]:
+    kept = read_audit(path)
+    return Found(kept.value, kept.trouble)
 
 
 def read_recipe(path: Path) -> Found[dict[str, Any]]:

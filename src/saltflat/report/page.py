@@ -116,10 +116,22 @@ def alerts(runs: Sequence[Kept]) -> list[Html]:
         for run in runs
         if run.ledger.trouble
     ]
-    if any(run.shapes.some and not run.shapes.public for run in runs):
+    found += [
+        alert(f"{run.name}: claim refuted.", "An audit shows that it leaks more than it claims; see Audit.")
+        for run in runs
+        if run.audit.value is not None and run.audit.value.refuted
+    ]
+    if any(_must_be_kept(run) for run in runs):
         found.append(alert("Keep private.", KEEP))
     found += [alert("Several runs cost more than each:", each.as_text()) for each in joint(runs)]
     return found
+
+
+def _must_be_kept(run: Kept) -> bool:
+    """Whether something in it was read from private data, or does not say that it was not."""
+    return (run.shapes.some and not run.shapes.public) or bool(
+        run.audit.value and run.audit.value.stays_private
+    )
 
 
 def _written(section: Section) -> Html:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from saltflat.audit.kept import FILE as AUDIT
+from saltflat.audit.result import SURVIVES, Audited
 from saltflat.privacy.limits import rounded_up
 from saltflat.report import spread, terrain, training, words
 from saltflat.report.chart import rounded, tick
@@ -368,6 +370,55 @@ def _blocks(charges: Iterable[Any], rate: float, noise: float) -> int:
     return sum((e.body["rate"], e.body["noise_multiplier"]) == (rate, noise) for e in charges)
 
 
+def _audits(runs: Sequence[Kept]) -> Section:
+    """What adversaries could show, and what that may be taken for."""
+    parts: list[Html | None] = [_troubles(runs, lambda run: run.audit)]
+    meaning: dict[str, None] = {}
+    for run in runs:
+        if run.audit.value is not None:
+            parts += [tag("h3", run.name), *_audit(run, run.audit.value)]
+            meaning |= dict.fromkeys(run.audit.value.meaning)
+    if meaning:
+        parts.append(tag("h3", "What a bound may be taken for"))
+        parts += [tag("p", sentence) for sentence in meaning]
+    missing = [run for run in runs if run.audit.missing and not run.empty]
+    if missing:
+        commands = items(tag("code", _audit_command(run)) for run in missing)
+        listed = ", ".join(run.name for run in missing)
+        parts.append(_note(f"No audit ({AUDIT}) of {listed}. It takes no budget; one is made by:"))
+        parts.append(commands)
+    return Section("audit", "Audit", join(parts))
+
+
+def _audit(run: Kept, audited: Audited) -> list[Html | None]:
+    said = audited.headline()
+    bad = bool(audited.failed) or audited.verdict != SURVIVES
+    numbers = items(audited.numbers(), class_="statement")
+    done = tag("details", tag("summary", "What was done"), items(audited.about)) if audited.about else None
+    return [
+        *(alert(line, "") if bad and place == 0 else tag("p", line) for place, line in enumerate(said)),
+        _of_another_claim(run, audited),
+        numbers,
+        done,
+    ]
+
+
+def _of_another_claim(run: Kept, audited: Audited) -> Html | None:
+    """A word where the audited plan does not claim what the run costs: an audit is of a recipe, not of a run."""
+    mine, claimed = run.spent.epsilon, audited.claim.epsilon
+    if not run.spent.known or mine is None or abs(mine - claimed) <= 0.01 * mine:
+        return None
+    return alert(
+        "Another claim was audited:",
+        f"epsilon {rounded_up(claimed)}, while this run costs {words.epsilon(run.spent)}.",
+    )
+
+
+def _audit_command(run: Kept) -> str:
+    place = shlex.quote(run.near)
+    return f"saltflat audit {shlex.quote(f'{run.near}/{RECIPE}')} --out {place}"
+
+
 SECTIONS: tuple[Callable[[Sequence[Kept]], Section], ...] = (
     _summary,
     _against,
@@ -378,6 +429,7 @@ SECTIONS: tuple[Callable[[Sequence[Kept]], Section], ...] = (
     _configuration,
     _statements,
     _ledgers,
+    _audits,
 )
 
 _TRAIN = "saltflat train --out"
