@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,11 +20,11 @@ from saltflat.core.plan import Plan
 from saltflat.core.record import check_record
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.step import Position, Safeguards
-from saltflat.core.train import Progress, Running, trainable
+from saltflat.core.train import Progress, Running, Spent, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
-from saltflat.front.given import METHOD, Settings, given, stated
-from saltflat.privacy.record.history import epsilon_of
+from saltflat.front.answers import answering
+from saltflat.front.given import METHOD, Ready, Settings, given, stated
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
 from saltflat.tree import Tree
@@ -90,7 +89,7 @@ class PrivateLoop(Single):
 
     def __init__(
         self,
-        plan: Plan,
+        ready: Ready,
         private: Private,
         statement: Statement,
         *,
@@ -98,14 +97,15 @@ class PrivateLoop(Single):
         safeguards: Safeguards,
         running: Running,
     ) -> None:
-        self.plan = plan
+        self.plan = plan = ready.plan
         self.statement = statement  # of the whole plan
+        self._ready = ready
         self._private = private
         self._spot = spot
         self._safeguards = safeguards
         self._running = running
         self._at = parts.start(plan, trainable(private.contribution.model))
-        self._spent: Counter[tuple[float, float]] = Counter()
+        self._spent = Spent(plan, safeguards.secret and ready.private)
         self._waiting: Drawn | None = None
         self._stepping = False
         self._lock = RLock()
@@ -142,7 +142,12 @@ class PrivateLoop(Single):
             parts.look_again(self.plan, at, batch.samples, self._private, spot=self._spot, physical=physical)
             if self.finished:
                 self._spot(at.params, None)
-        self._running.watch(Progress(at.step, at.phase, at.params, at.params))
+        if self._running.watch is not None:
+            model, delta = self._private.contribution.model, self.statement.delta
+            told = Progress(
+                at.step, at.phase, at.params, at.params, self.plan.steps, model, self._spent, delta
+            )
+            self._running.watch(told)
 
     def epsilon(self, delta: float | None = None) -> float:
         """An upper bound on what the steps so far have cost; infinite if the noise is seeded.
@@ -150,12 +155,7 @@ class PrivateLoop(Single):
         *Guarantee*: for a run that was always going to stop here. One that stops when its results please is
         covered by the whole plan, ``statement``, as is every run; a plan whose phases end by results always says that.
         """
-        delta = self.statement.delta if delta is None else delta
-        if not self._safeguards.secret:
-            return math.inf
-        if self.plan.data_driven:
-            return self.plan.epsilon(delta)
-        return epsilon_of(self._spent, delta, "add-or-remove")
+        return self._spent.epsilon(self.statement.delta if delta is None else delta)
 
     @property
     def finished(self) -> bool:
@@ -226,8 +226,7 @@ class PrivateLoop(Single):
 
     def _count(self, here: Position) -> None:
         """The step counts from now on, whatever becomes of it."""
-        noises = self.plan.phases[here.phase].noise_at(here.within)
-        self._spent.update((self.plan.rate, noise) for noise in noises)
+        self._spent.take(here.phase, here.within)
         self._at = replace(here, step=here.step + 1, within=here.within + 1)
         self._waiting = None
 
@@ -244,6 +243,7 @@ def _end_of_epoch(done: int, rate: float) -> int:
     return round(epoch / rate)
 
 
+@answering
 def make_private(
     model: nn.Module,
     loss: nn.Module | Loss,
@@ -251,15 +251,18 @@ def make_private(
     *,
     optimizer: torch.optim.Optimizer,
     epsilon: float | None = None,
-    delta: float = 1e-5,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
     method: AnyMethod = METHOD,
-    batch_size: int = 2048,
-    epochs: float = 40,
+    batch_size: int | None = None,
+    epochs: float | None = None,
     clip_norm: float | Clip = 0.1,
     size: int | None = None,
     plan: Plan | None = None,
+    private: bool = True,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
+    workers: int = 0,
     safeguards: Safeguards | None = None,
     running: Running | None = None,
 ) -> PrivateLoop:
@@ -288,18 +291,31 @@ def make_private(
     (10, True)
     """
     safeguards, running = safeguards or Safeguards(), running or Running()
-    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, size=size)
-    private = given(model, loss, data, views=views, augment=augment)
+    settings = Settings(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        method=method,
+        batch_size=batch_size,
+        epochs=epochs,
+        clip_norm=clip_norm,
+        plan=plan,
+        size=size,
+        private=private,
+    )
+    known = given(model, loss, data, views=views, augment=augment, workers=workers)
     own = OnModel(model, optimizer)
-    plan = settings.planned(private.count)
-    if running.checkpoints is not None or plan.ema is not None:
+    ready = settings.planned(known.count)
+    if running.checkpoints is not None or ready.plan.ema is not None:
         raise SettingError(
-            "checkpoints and a running mean belong to fit and train: in a loop of your own, save the model and "
-            "average its weights as you like, and leave checkpoints and ema out"
+            "checkpoints and a running mean belong to fit and train: in a loop of your own, keep the model, the "
+            "optimizer and private.state_dict(), average weights as you like, and leave checkpoints and ema out"
         )
-    plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
-    statement = stated(plan, settings, private.contribution.unit, safeguards, running)
-    check_record(plan, private.contribution.unit, safeguards)
-    private = Private.of(private.contribution, private.units)
-    spot = private.contribution.check(trainable(model), private.units.take, private.count)
-    return PrivateLoop(plan, private, statement, spot=spot, safeguards=safeguards, running=running)
+    phases = tuple(replace(phase, optimizer=own) for phase in ready.plan.phases)
+    ready = replace(ready, plan=replace(ready.plan, phases=phases))
+    unit = known.contribution.unit
+    statement = stated(ready, unit, safeguards, running)
+    check_record(ready.plan, unit, safeguards)
+    rows = Private.of(known.contribution, known.units)
+    spot = rows.contribution.check(trainable(model), rows.units.take, rows.count)
+    return PrivateLoop(ready, rows, statement, spot=spot, safeguards=safeguards, running=running)
