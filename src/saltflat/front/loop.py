@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -18,16 +19,20 @@ from saltflat.core.check import Spot
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.plan import Plan
 from saltflat.core.record import check_record
+from saltflat.core.resume import Recorded, difference, expect, outline
 from saltflat.core.sampling import Batch, Indices
+from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position, Safeguards
-from saltflat.core.train import Progress, Running, Spent, trainable
+from saltflat.core.train import OnRecord, Progress, Running, Spent, trainable
 from saltflat.door import AnyMethod
-from saltflat.errors import ModelError, PrivacyError, SettingError
+from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.front.answers import answering
-from saltflat.front.given import METHOD, Ready, Settings, given, stated
+from saltflat.front.given import METHOD, OPTIMIZER, Ready, Settings, declared_by, given, stated
+from saltflat.privacy.record.history import Cost
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
-from saltflat.tree import Tree
+from saltflat.privacy.record.statement import state as state_of
+from saltflat.tree import Tree, map_tree
 
 
 @dataclass(frozen=True)
@@ -106,9 +111,68 @@ class PrivateLoop(Single):
         self._running = running
         self._at = parts.start(plan, trainable(private.contribution.model))
         self._spent = Spent(plan, safeguards.secret and ready.private)
+        self._again: Counter[Cost] = (
+            Counter()
+        )  # what ran again after a state was loaded: it is on top of the plan
         self._waiting: Drawn | None = None
         self._stepping = False
         self._lock = RLock()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands, to be kept beside the model's and the optimizer's own ``state_dict()``.
+
+        It is made of tensors and plain values, all of them released or public: ``torch.save`` writes it, and
+        ``torch.load`` reads it with ``weights_only=True``.
+        """
+        with self._alone():
+            meter, at = self._safeguards.meter, self._at
+            leaves, shape = pack(self.plan.phases[at.phase].method, at.state) if at.step else ({}, None)
+            return {
+                "version": _VERSION,
+                "plan": outline(_without_optimizers(self.plan)),
+                "step": at.step,
+                "phase": at.phase,
+                "within": at.within,
+                "spent": [[*cost, count] for cost, count in sorted(self._spent.steps.items())],
+                "again": [[*cost, count] for cost, count in sorted(self._again.items())],
+                "method": {"tensors": map_tree(torch.clone, leaves), "shape": shape},
+                "head": meter.head if isinstance(meter, Recorded) else None,
+                "run": getattr(meter, "account", None),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int | None = None) -> None:
+        """Go on where ``state`` was taken; load the model's and the optimizer's own ``state_dict()`` as well.
+
+        ``lost`` is how many steps ran after ``state`` was taken, before the process ended. They run again, and cost
+        again. With a ledger's run as the meter they are on record. Without one, and if ``lost`` is left out, they are
+        taken for all that were left of the plan: nobody knows better. Say ``lost=0`` if the loop ended right there.
+
+        *Guarantee*: `epsilon` and ``statement`` count every step on record, or what ``state`` counts and ``lost``
+        more. Batches are drawn afresh: nothing of the sampler is kept.
+        """
+        with self._alone():
+            if self.done or self._waiting is not None:
+                raise PrivacyError("steps were drawn here already: load a state into a loop that is new")
+            kept = _Kept.of(state, self.plan)
+            meter = self._safeguards.meter
+            expect("the state of the loop", state, meter)
+            if isinstance(meter, OnRecord):
+                again = Counter(meter.charged()) - kept.spent
+            else:
+                again = _next(self.plan, kept, kept.left if lost is None else _checked_lost(lost, kept.left))
+            params, method = self._weights(), self.plan.phases[kept.phase].method
+            memory = unpack(method, dict(kept.tensors), kept.shape, params) if kept.step else None
+            self._at = Position(kept.step, params, memory, None, None, kept.phase, kept.within)
+            self._spent.steps, self._again = kept.spent + again, kept.again + again
+            self.statement = self._restated()
+
+    def _restated(self) -> Statement:
+        """Of the whole plan, and of all that ran again."""
+        if not self._ready.private:
+            return self.statement
+        event = self.plan.event_on_record(self.plan.by_cost() + self._again)
+        unit = self._private.contribution.unit
+        return state_of(event, declared_by(self._ready, unit, self._safeguards))
 
     @property
     def done(self) -> int:
@@ -229,6 +293,80 @@ class PrivateLoop(Single):
         self._spent.take(here.phase, here.within)
         self._at = replace(here, step=here.step + 1, within=here.within + 1)
         self._waiting = None
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The state of a loop, looked at before anything of it is used."""
+
+    step: int
+    phase: int
+    within: int
+    spent: Counter[Cost]
+    again: Counter[Cost]
+    tensors: Mapping[str, torch.Tensor]
+    shape: Any
+    left: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], plan: Plan) -> _Kept:
+        try:
+            version, there, _ = state["version"], state["plan"], state["head"]
+            spent, again = (_counted(state[key]) for key in ("spent", "again"))
+            step, phase, within = (int(state[key]) for key in ("step", "phase", "within"))
+            tensors, shape = state["method"]["tensors"], state["method"]["shape"]
+        except (KeyError, TypeError, ValueError):
+            raise DataError("this is no state of a loop: give what private.state_dict() returned") from None
+        if version != _VERSION:
+            raise DataError(f"the state of the loop is of version {version}, and this one reads {_VERSION}")
+        other = difference(there, outline(_without_optimizers(plan)))
+        if other is not None:
+            raise SettingError(
+                f"the state of the loop belongs to another plan: {other}; give make_private what it was given then"
+            )
+        sound = 0 <= within <= step <= plan.steps and 0 <= phase < len(plan.phases)
+        if not sound or spent.total() < step + again.total():
+            raise DataError(
+                "the state of the loop counts fewer steps than it took: it was changed, or is damaged"
+            )
+        return cls(step, phase, within, spent, again, tensors, shape, plan.steps - step)
+
+
+def _counted(rows: Any) -> Counter[Cost]:
+    found = Counter({(float(rate), float(noise)): int(count) for rate, noise, count in rows})
+    if min(found.values(), default=0) < 0:
+        raise ValueError
+    return found
+
+
+def _without_optimizers(plan: Plan) -> Plan:
+    """The plan, but for the model and the optimizer, which keep their own state."""
+    return replace(plan, phases=tuple(replace(phase, optimizer=OPTIMIZER) for phase in plan.phases))
+
+
+def _checked_lost(lost: object, left: int) -> int:
+    if isinstance(lost, int) and not isinstance(lost, bool) and 0 <= lost <= left:
+        return lost
+    raise SettingError(
+        f"lost is the number of steps that ran after the state was taken, 0 to {left}; got {lost!r}"
+    )
+
+
+def _next(plan: Plan, kept: _Kept, steps: int) -> Counter[Cost]:
+    """What the next so many steps cost; where results may end a phase, as if each had the least noise of all."""
+    found, number, within = Spent(plan, secret=True), kept.phase, kept.within
+    if any(phase.until is not None for phase in plan.phases):
+        samples = steps * max(len(phase.noise_at(0)) for phase in plan.phases)
+        return +Counter({min(plan.by_cost(), key=lambda cost: cost[1]): samples})
+    for _ in range(steps):
+        if within == plan.phases[number].steps:
+            number, within = number + 1, 0
+        found.take(number, within)
+        within += 1
+    return found.steps
 
 
 def _end_of_epoch(done: int, rate: float) -> int:
