@@ -40,14 +40,17 @@ class TensorUnits:
     {'x': tensor([2., 3.])}
     """
 
-    tensors: Batch
+    tensors: Batch = field(repr=False)
 
     def __post_init__(self) -> None:
         lengths = {t.shape[0] if t.dim() else 0 for t in leaves(self.tensors)}
         if len(lengths) != 1:
             raise DataError(
-                f"tensors of one length are needed, one row per unit; got lengths {sorted(lengths)}"
+                f"tensors of one length are needed, one row per unit; got {len(lengths)} different lengths"
             )
+
+    def __repr__(self) -> str:
+        return f"TensorUnits(rows of {form_of(self.tensors)})"
 
     @property
     def count(self) -> int:
@@ -67,7 +70,7 @@ class DatasetUnits:
     """
 
     dataset: Dataset = field(repr=False)
-    count: int
+    count: int = field(repr=False)
     collate: Callable[[list], Batch] = field(default=default_collate, repr=False)
     workers: int = 0
 

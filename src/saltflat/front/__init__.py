@@ -2,5 +2,6 @@
 
 from saltflat.front.call import Fitted, fit
 from saltflat.front.loop import Drawn, PrivateLoop, make_private
+from saltflat.front.rows import Preflight, preflight
 
-__all__ = ["Drawn", "Fitted", "PrivateLoop", "fit", "make_private"]
+__all__ = ["Drawn", "Fitted", "Preflight", "PrivateLoop", "fit", "make_private", "preflight"]

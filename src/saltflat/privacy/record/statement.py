@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
-from saltflat.errors import PrivacyError, SettingError
+from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import (
     ADD_REMOVE,
@@ -143,6 +144,33 @@ class Statement:
             f"Not covered: {'; '.join(self.not_covered)}.",
         ]
         return lines + [f"Warning: {warning}" for warning in self.warnings]
+
+
+def from_json(text: str) -> Statement:
+    """The statement that `Statement.as_json` wrote; DataError if it is none.
+
+    >>> from saltflat.privacy.accounting.events import phase_event
+    >>> said = state(phase_event(0.004266667, 1.1, 14062), Declared(delta=1e-5, size=60_000))
+    >>> from_json(said.as_json()) == said
+    True
+    """
+    try:
+        facts = json.loads(text)
+        given = {field.name: _fact(facts[field.name]) for field in fields(Statement)}
+        if not (isinstance(given["epsilon"], float) and isinstance(given["stamp"], str)):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError("this is no privacy statement of saltflat, or a damaged one") from None
+    return Statement(**given)
+
+
+def _fact(value: object) -> Any:
+    """Lists were tuples, null was infinity, and whole numbers were numbers like others."""
+    if isinstance(value, list):
+        return tuple(_fact(item) for item in value)
+    if value is None:
+        return math.inf
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMOVE) -> Statement:
