@@ -17,7 +17,8 @@ from torch import nn
 
 import saltflat as sf
 from saltflat.errors import DataError, PrivacyError, SettingError
-from saltflat.front.given import Settings, usual_delta
+from saltflat.front.given import Settings
+from saltflat.front.usual import usual_delta
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.record.ledger import Ledger

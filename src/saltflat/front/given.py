@@ -22,48 +22,13 @@ from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, trainable
 from saltflat.door import AnyMethod, layers
 from saltflat.errors import AccountingError, DataError, ModelError, PrivacyError, SettingError
-from saltflat.methods import SAT, Quantile, Rescaled
-from saltflat.optimizers import SGD, Optimizer
+from saltflat.front.usual import LR, METHOD, OPTIMIZER, usual_batch, usual_delta, usual_epochs
+from saltflat.methods import Quantile, Rescaled
+from saltflat.optimizers import Optimizer
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.limits import checked_delta, checked_epsilon, checked_noise, rounded_down
 from saltflat.privacy.record.ledger import Run
 from saltflat.privacy.record.statement import Declared, Statement, state, state_bare
-
-METHOD = SAT(radius=0.03)  # these two are what `fit` takes if nothing else is said
-_LR = 2.0
-OPTIMIZER = SGD(lr=_LR, momentum=0.9)
-
-
-def usual_batch(size: int) -> int:
-    """The expected batch size for ``size`` public or declared examples: half of them, at most 2048.
-
-    Noise is added once a step, so a step should hear many; measured in docs/small_data.md.
-
-    >>> usual_batch(1), usual_batch(200), usual_batch(200_000)
-    (1, 100, 2048)
-    """
-    return min(2048, max(1, size // 2))
-
-
-def usual_epochs(size: int) -> int:
-    """How often each example is seen: few examples bear few noisy steps.
-
-    >>> usual_epochs(200), usual_epochs(2_000), usual_epochs(200_000)
-    (10, 20, 40)
-    """
-    return 10 if size < 1_000 else 20 if size < 10_000 else 40
-
-
-def usual_delta(size: int) -> float:
-    """The largest power of ten that is at most 1 / (10 size), and at most 1e-5.
-
-    *Guarantee*: never above what a privacy statement advises.
-
-    >>> usual_delta(200), usual_delta(10_000), usual_delta(60_000), usual_delta(200_000)
-    (1e-05, 1e-05, 1e-06, 1e-07)
-    """
-    digits = len(str(10 * size - 1))  # 10^digits >= 10 size, in whole numbers: no logarithm rounds
-    return min(1e-5, float(f"1e-{digits}"))
 
 
 @dataclass(frozen=True)
@@ -196,7 +161,7 @@ class Settings:
         plan = replace(plan, phases=tuple(bare))
         if self.plan is not None or self.optimizer != OPTIMIZER:
             return plan
-        slower = replace(OPTIMIZER, lr=_LR * as_clip(self.clip_norm).sensitivity)
+        slower = replace(OPTIMIZER, lr=LR * as_clip(self.clip_norm).sensitivity)
         return replace(plan, phases=tuple(replace(phase, optimizer=slower) for phase in plan.phases))
 
 

@@ -27,7 +27,8 @@ from saltflat.core.train import OnRecord, Progress, Running, Spent, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.front.answers import answering
-from saltflat.front.given import METHOD, OPTIMIZER, Ready, Settings, declared_by, given, stated
+from saltflat.front.given import Ready, Settings, declared_by, given, stated
+from saltflat.front.usual import METHOD, OPTIMIZER
 from saltflat.privacy.record.history import Cost
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement

@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from saltflat.core.train import Progress
 from saltflat.privacy.limits import rounded_up
+
+if TYPE_CHECKING:
+    from saltflat.core.train import Progress
 
 PLANNING = "saltflat: working out the noise"
 _FIRST, _LONGEST = 5.0, 300.0  # seconds between plain lines: few at first, then ever fewer
