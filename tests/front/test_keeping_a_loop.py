@@ -120,6 +120,7 @@ class TestTheCountIsNeverBelowTheTruth:
         assert again.private.statement.epsilon > Begun(until).private.statement.epsilon
         dearest = until.event_on_record({(0.5, 1.0): 5, (0.5, 2.0): 3})
         assert again.private.statement.epsilon == pytest.approx(bounds.epsilon(dearest, 1e-3))
+        assert again.private.epsilon() > until.epsilon(1e-3)
 
     def test_a_ledger_knows(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "l", dataset="twelve") as book:

@@ -33,6 +33,7 @@ from saltflat.core.step import (
 )
 from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, Interrupted, ModelError, SettingError
+from saltflat.privacy.accounting import bounds
 from saltflat.privacy.noise import SecureSampling
 from saltflat.privacy.record.history import Cost, epsilon_of
 from saltflat.tree import Tree
@@ -106,12 +107,13 @@ class Spent:
         """An upper bound on what the steps so far have cost; infinite without secret noise.
 
         *Guarantee*: for a run that was always going to stop here. One that stops when its results please is covered by
-        the whole plan, and so is a plan whose phases end by results, and a run whose earlier steps are not known.
+        the whole plan, and so is a plan whose phases end by results, and a run whose earlier steps are not known; there
+        what ran again counts on top of it.
         """
         if not self.secret or any(noise == 0 for _, noise in self.steps):
             return math.inf
         if self.plan.data_driven or not self.known:
-            return self.plan.epsilon(delta)
+            return bounds.epsilon(self.plan.event_on_record(self.steps), delta)
         return epsilon_of(self.steps, delta, "add-or-remove")
 
 

@@ -112,9 +112,7 @@ class PrivateLoop(Single):
         self._running = running
         self._at = parts.start(plan, trainable(private.contribution.model))
         self._spent = Spent(plan, safeguards.secret and ready.private)
-        self._again: Counter[Cost] = (
-            Counter()
-        )  # what ran again after a state was loaded: it is on top of the plan
+        self._again: Counter[Cost] = Counter()  # what ran again after a state was loaded
         self._waiting: Drawn | None = None
         self._stepping = False
         self._lock = RLock()
@@ -411,7 +409,7 @@ def make_private(
     released direction into ``p.grad`` and calls ``optimizer.step()``: do not call it yourself. Between steps the
     model is yours to evaluate, to save, to change: it keeps its class, its state_dict and its parameters. Points
     away from the weights, as DP-SAT asks for, are values that the model never holds. With ``plan`` the phases' own
-    optimizers are not used.
+    optimizers are not used. To go on another day keep `PrivateLoop.state_dict` beside those of model and optimizer.
 
     *Guarantee*: the steps taken cost `PrivateLoop.epsilon`, at most ``epsilon`` at ``delta``, for one example, added or
     removed. Batches are Poisson samples, charged when they are stepped; there are as many as planned, and no more.
