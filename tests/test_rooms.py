@@ -51,7 +51,18 @@ ONLY = {
     "runs/measures.py": {"runs.layout"},
     "runs/identity.py": {"errors", "privacy.record", "runs.layout"},
     "audit": {"audit", "clipping", "data", "errors", "landscape", "optimizers", "privacy", "tree"},
-    "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},
+    "front": {
+        "core",
+        "clipping",
+        "door",
+        "errors",
+        "front",
+        "landscape.access",
+        "methods",
+        "optimizers",
+        "privacy",
+        "tree",
+    },
 }
 
 

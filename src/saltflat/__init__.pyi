@@ -34,5 +34,7 @@ from .core.train import Running as Running
 from .core.train import train as train
 from .front import fit as fit
 from .front import make_private as make_private
+from .front import preflight as preflight
 from .plans import sai as sai
 from .plans import split_budget as split_budget
+from .runs.load import load_run as load_run

@@ -11,6 +11,10 @@ class SettingError(SaltflatError, ValueError):
     """A setting outside what is allowed."""
 
 
+class UnknownSettingError(SettingError, TypeError):
+    """A keyword argument that there is not; the message names the one that is meant."""
+
+
 class ModelError(SaltflatError, ValueError):
     """A model or loss without per-unit gradients, or one whose units mix."""
 

@@ -180,11 +180,31 @@ class Stateless(nn.Module):
 
 @pytest.mark.parametrize("layer", [OwnNorm, Stateless])
 def test_a_layer_that_wakes_up_after_the_check(layer: type) -> None:
-    """Quiet in eval mode when it was tried, and put into train mode by a callback: the very next step is looked at."""
+    """Quiet in eval mode when it was tried, and put into train mode between steps: the very next step is looked at."""
     model = nn.Sequential(layer(), plain()).eval()
-    wake = lambda progress: model.train()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    three = plan(phase(steps=3), rate=1.0)
+    private = sf.make_private(model, CRITERION, narrow(), optimizer=sgd, plan=three, delta=1e-3)
+    batches = iter(private)
+    private.step(next(batches))
+    model.train()
     with pytest.raises(ModelError, match=r"mixes the batch|buffer"):
-        train(model, CRITERION, narrow(), running=sf.Running(watch=wake))
+        private.step(next(batches))
+
+
+@pytest.mark.parametrize("layer", [OwnNorm, Stateless])
+def test_a_layer_that_a_callback_wakes_up_sleeps_on(layer: type) -> None:
+    """`train` and `fit` put the modes back after a callback: every step is taken in the mode that was tried."""
+    model = nn.Sequential(layer(), plain()).eval()
+    modes: list[bool] = []
+
+    def wake(progress: Any) -> None:
+        modes.append(model[0].training)
+        model.train()
+
+    train(model, CRITERION, narrow(), running=sf.Running(watch=wake))
+    assert modes == [False] * 3
+    assert not model[0].training
 
 
 def test_a_mode_that_changes_nothing_is_nobodys_business() -> None:

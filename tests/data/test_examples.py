@@ -36,7 +36,7 @@ def test_batches_cover_everything_in_order() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(DataError, match="4 examples cannot have 3 labels"):
+    with pytest.raises(DataError, match="each example needs one label"):
         Examples(IMAGES, torch.arange(3), UNIT)
     with pytest.raises(SettingError, match="need a scale"):
         Examples(IMAGES, torch.arange(4))

@@ -322,7 +322,7 @@ class TestNpz:
             ({"y_train": np.array(3)}, "one whole number per example"),
             ({"x_train": np.array(["a"] * 5)}, "expected numbers"),
             ({"x_train": pixels(5, 4)}, "n x h x w"),
-            ({"x_train": pixels(4, 4, 4)}, "4 examples cannot have 5 labels"),
+            ({"x_train": pixels(4, 4, 4)}, "each example needs one label"),
             ({"x_test": pixels(5, 4, 5)}, "one shape"),
         ]:
             np.savez(path, **{**good, **change})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,8 @@ NOT_FAIR = "Who was a member was not decided by fair coins, so no bound on epsil
 class Sides:
     """The same kind of examples twice: ``members`` were trained on, ``others`` were not."""
 
-    members: Any  # Units
-    others: Any  # Units
+    members: Any = field(repr=False)  # Units
+    others: Any = field(repr=False)  # Units
     fair: bool = False  # whether a fair coin decided for each of them on which side it is
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Company:
     """
 
     contribution: Any  # Contribution: per_example(...), per_user(...), or one of your own
-    units: Any  # Units
+    units: Any = field(repr=False)  # Units
     access: Access | None = None
 
     def __post_init__(self) -> None:

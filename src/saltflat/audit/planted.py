@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,8 @@ class Spikes:
 class Both:
     """Some units' own gradients, and after them those of some canaries."""
 
-    own: Chunk
-    count: int
+    own: Chunk = field(repr=False)
+    count: int = field(repr=False)
     canaries: Spikes
 
     def norms(self) -> Tensor:
@@ -86,7 +86,7 @@ class Both:
 class Among:
     """Units, and after them canaries; a batch is (the units' own batch, the canaries' coordinates)."""
 
-    units: Any  # Units
+    units: Any = field(repr=False)  # Units
     places: Tensor
 
     @property

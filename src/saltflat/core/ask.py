@@ -177,7 +177,7 @@ class Ask:
     @property
     def noise_std(self) -> float:
         """The noise on each coordinate of an answer that takes the whole step: sigma C / expected."""
-        return self._release.noise_multiplier * self.sensitivity / self._release.expected_units
+        return self._std(self._release.noise_multiplier, self.sensitivity)
 
     @property
     def sensitivity(self) -> float:
@@ -246,7 +246,7 @@ class Ask:
         for leaf in answer.values():  # ours alone: nothing else has seen it yet
             leaf.div_(self._release.expected_units)
         self._count(answer, share)
-        std = self._multiplier(share) * bounded.sensitivity / self._release.expected_units
+        std = self._std(self._multiplier(share), bounded.sensitivity)
         answer = answer if frame is None else frame.leave(answer)
         own = {name: leaf.to(like[name].dtype) for name, leaf in answer.items()}  # narrowed after the noise
         released = Released(own, noise_std=std)
@@ -273,6 +273,10 @@ class Ask:
 
     def _noised(self, bounded: Bounded, share: float) -> Tree:
         return noised(bounded, self._multiplier(share), self._release.noise)
+
+    def _std(self, multiplier: float, sensitivity: float) -> float:
+        """Without noise it is 0, whatever the clip norm: none at all is an infinite one."""
+        return multiplier * sensitivity / self._release.expected_units if multiplier else 0.0
 
     def _multiplier(self, share: float) -> float:
         return self._release.noise_multiplier / share**0.5

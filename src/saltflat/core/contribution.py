@@ -231,8 +231,8 @@ class PerExample:
 class Without:
     """A chunk in which some units are void: their norm is NaN, so that clipping leaves them out."""
 
-    chunk: Kept
-    void: Tensor
+    chunk: Kept = field(repr=False)
+    void: Tensor = field(repr=False)
 
     def norms(self) -> Tensor:
         return self.chunk.norms().masked_fill(self.void.to(self.chunk.device), float("nan"))
@@ -299,8 +299,8 @@ class Private:
     """What a unit contributes, the units, and how many they are: read once, before training."""
 
     contribution: Contribution
-    units: Units
-    count: int
+    units: Units = field(repr=False)
+    count: int = field(repr=False)
     form: Form | None = None  # of one unit's rows, where units are rows: what every other must look like
 
     @classmethod
@@ -333,7 +333,7 @@ class chunks_of:
     """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
 
     private: Private
-    drawn: Indices
+    drawn: Indices = field(repr=False)
     most: int
     sampler: Sampler = field(default_factory=SecureSampling)
 

@@ -6,7 +6,7 @@ The sensitivity travels inside `Bounded`, so the clip and the noise cannot disag
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -36,7 +36,7 @@ class Exact(Protocol):
 class Bounded:
     """A sum over units, and how far one unit can move it."""
 
-    total: Tree
+    total: Tree = field(repr=False)  # nothing was added to it yet
     sensitivity: float  # L2, when one unit is added or removed
 
 

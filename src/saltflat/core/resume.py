@@ -80,7 +80,7 @@ def load(
     meta, place = found.meta, f"the checkpoint in {kept.folder}"
     _refuse_another_plan(place, meta, plan)
     _refuse_other_weights(place, found.trees, params)
-    _expect(place, meta, meter)
+    expect(place, meta, meter)
     step, own = meta["step"], found.trees["params"]
     params = {name: own[name].to(leaf.device) for name, leaf in params.items()}
     parts = {
@@ -124,7 +124,7 @@ def _refuse_another_plan(place: str, meta: Mapping[str, Any], plan: Plan) -> Non
     known = {"plan", "step", "phase", "within", "shapes", "head", "sampler"}
     if not known <= meta.keys() or not all(isinstance(meta[key], int) for key in ("step", "phase", "within")):
         raise DataError(f"{place} was not made by train; give another folder")
-    other = _difference(_renamed(meta["plan"]), outline(plan))
+    other = difference(_renamed(meta["plan"]), outline(plan))
     if other is not None or not (1 <= meta["step"] <= plan.steps and 0 <= meta["phase"] < len(plan.phases)):
         raise SettingError(
             f"{place} belongs to another plan: {other or _behind(meta)}; give the plan that it "
@@ -149,7 +149,7 @@ def _behind(meta: Mapping[str, Any]) -> str:
     return f"it has {meta['step']} steps behind it, in phase {meta['phase']}"
 
 
-def _difference(there: Any, here: Any, where: str = "plan") -> str | None:
+def difference(there: Any, here: Any, where: str = "plan") -> str | None:
     """The first place where two outlines differ, in words."""
     if isinstance(there, dict) and isinstance(here, dict) and there.keys() == here.keys():
         pairs = [(f"{where}.{key}", there[key], here[key]) for key in here]
@@ -160,7 +160,7 @@ def _difference(there: Any, here: Any, where: str = "plan") -> str | None:
     else:
         brief = lambda value: value["is"] if isinstance(value, dict) and "is" in value else value
         return None if there == here else f"{where} is {brief(there)} there and {brief(here)} here"
-    return next((found for name, a, b in pairs if (found := _difference(a, b, name)) is not None), None)
+    return next((found for name, a, b in pairs if (found := difference(a, b, name)) is not None), None)
 
 
 def _refuse_other_weights(place: str, trees: Mapping[str, Tree], params: Tree) -> None:
@@ -175,7 +175,7 @@ def _refuse_other_weights(place: str, trees: Mapping[str, Tree], params: Tree) -
             )
 
 
-def _expect(place: str, meta: Mapping[str, Any], meter: object) -> None:
+def expect(place: str, meta: Mapping[str, Any], meter: object) -> None:
     """The ledger must hold every line that the checkpoint has seen, and the same run must go on."""
     head, mine, own = meta["head"], getattr(meter, "account", None), meta.get("run")
     if mine is not None and own is not None and mine != own:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from saltflat.errors import DataError, SettingError
 
@@ -39,14 +40,17 @@ class TensorUnits:
     {'x': tensor([2., 3.])}
     """
 
-    tensors: Batch
+    tensors: Batch = field(repr=False)
 
     def __post_init__(self) -> None:
         lengths = {t.shape[0] if t.dim() else 0 for t in leaves(self.tensors)}
         if len(lengths) != 1:
             raise DataError(
-                f"tensors of one length are needed, one row per unit; got lengths {sorted(lengths)}"
+                f"tensors of one length are needed, one row per unit; got {len(lengths)} different lengths"
             )
+
+    def __repr__(self) -> str:
+        return f"TensorUnits(rows of {form_of(self.tensors)})"
 
     @property
     def count(self) -> int:
@@ -65,16 +69,81 @@ class DatasetUnits:
     [tensor([2., 3.]), tensor([0, 1])]
     """
 
-    dataset: Dataset
-    count: int
-    collate: Callable[[list], Batch] = default_collate
+    dataset: Dataset = field(repr=False)
+    count: int = field(repr=False)
+    collate: Callable[[list], Batch] = field(default=default_collate, repr=False)
+    workers: int = 0
 
     @classmethod
-    def of(cls, dataset: Dataset, collate: Callable[[list], Batch] = default_collate) -> DatasetUnits:
-        return cls(dataset, len(dataset), collate)  # type: ignore[arg-type]
+    def of(
+        cls, dataset: Dataset, collate: Callable[[list], Batch] = default_collate, *, workers: int = 0
+    ) -> DatasetUnits:
+        return cls(dataset, len(dataset), collate, workers)  # type: ignore[arg-type]
 
     def take(self, indices: Indices) -> Batch:
-        return self.collate([self.dataset[int(i)] for i in indices])
+        if not self.workers or len(indices) < 2:
+            return self.collate([self.dataset[int(i)] for i in indices])
+        return self.collate(self._readers.read(indices))
+
+    def close(self) -> None:
+        """Let the processes that read go; the next `take` would start others."""
+        self.__dict__.pop("_readers", None)
+
+    @cached_property
+    def _readers(self) -> Readers:
+        return Readers(self.dataset, self.workers)
+
+
+class Readers:
+    """Processes that read the items of a dataset, started once; items come back in the order that was asked for.
+
+    Which items are read is decided here, step by step, and never by a loader of its own.
+    """
+
+    def __init__(self, dataset: Dataset, workers: int) -> None:
+        self._asked: list[list[int]] = []
+        self._workers = workers
+        self._loader: DataLoader = DataLoader(
+            _Tried(dataset),
+            batch_sampler=_Asked(self._asked),
+            num_workers=workers,
+            collate_fn=list,
+            persistent_workers=True,
+            generator=torch.Generator(),  # so that the stream of torch goes on as if nothing had been drawn
+        )
+
+    def read(self, indices: Indices) -> list:
+        self._asked[:] = [part.tolist() for part in np.array_split(indices, self._workers) if len(part)]
+        found = [item for part in self._loader for item in part]
+        if any(item is None for item in found):
+            raise DataError("an item cannot be read")
+        return [item for (item,) in found]
+
+
+@dataclass(frozen=True)
+class _Tried(Dataset):
+    """The items of a dataset, each by itself in a tuple; None for one that cannot be read, which is not our error."""
+
+    dataset: Dataset
+
+    def __getitem__(self, index: int) -> tuple[Any] | None:
+        try:
+            return (self.dataset[index],)
+        except Exception:
+            return None
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The parts that are to be read now; a list that its owner fills."""
+
+    parts: list[list[int]]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(list(self.parts))
+
+    def __len__(self) -> int:
+        return len(self.parts)
 
 
 @dataclass(frozen=True)
@@ -94,6 +163,11 @@ class OnDevice:
 
     def take(self, indices: Indices) -> Batch:
         return moved(self.units.take(indices), self.device)
+
+    def close(self) -> None:
+        """Let go of whatever reads the units."""
+        if isinstance(self.units, DatasetUnits):
+            self.units.close()
 
 
 class Sampler(Protocol):

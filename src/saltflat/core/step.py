@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import torch
+
 from saltflat.core.ask import Ask, Release
 from saltflat.core.check import Spot, check_answer, check_moved
 from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.sampling import Indices, Sampler, is_secret, poisson
+from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick, poisson
+from saltflat.errors import ModelError, SaltflatError
 from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.tree import Tree
 
@@ -53,10 +56,10 @@ class Position:
     """Where a run stands after ``step`` steps, ``within`` of them in ``phase``: the weights, and what is remembered."""
 
     step: int
-    params: Tree
-    state: Any = None  # the method's
-    memory: Any = None  # the optimizer's
-    mean: Any = None  # the running mean's: (count, weights)
+    params: Tree = field(repr=False)
+    state: Any = field(default=None, repr=False)  # the method's
+    memory: Any = field(default=None, repr=False)  # the optimizer's
+    mean: Any = field(default=None, repr=False)  # the running mean's: (count, weights)
     phase: int = 0
     within: int = 0
     proven: bool = False  # whether a step since this process began was seen to noise and move every parameter
@@ -152,7 +155,30 @@ def look_again(
     few = min(physical, plan.expected_units)
     due = at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
     if (due or spot.changed()) and len(drawn[-1]):
-        spot(at.params, private.taken(drawn[-1][: max(2, int(few))]))
+        _look(spot, at.params, private, private.taken(drawn[-1][: max(2, int(few))]))
+
+
+def _look(spot: Spot, params: Tree, private: Private, batch: Batch | None) -> None:
+    """Units that make anything fail are left out of the sum, and of this look as well; nothing is said of them."""
+    try:
+        spot(params, batch)
+        return
+    except SaltflatError:
+        raise
+    except Exception as error:
+        failed = type(error).__name__
+    norms = private.contribution([params], [1.0], batch).norms()
+    rows = getattr(private.contribution, "rows_per_unit", 0)
+    sound = torch.isfinite(norms).repeat_interleave(rows).nonzero().flatten().cpu()
+    try:
+        spot(params, pick(batch, sound) if len(sound) else None)
+    except SaltflatError:
+        raise
+    except Exception:
+        raise ModelError(
+            f"the model fails with a {failed} where its units are looked at again, and not where they are added up; "
+            "its forward must do the same whenever it is called"
+        ) from None
 
 
 def _proves(ask: Ask, before: Tree, after: Tree) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from saltflat.core.contribution import Contribution, Private
 from saltflat.core.plan import Plan
@@ -28,32 +32,89 @@ from saltflat.core.step import (
     start,
 )
 from saltflat.core.stop import finish_first
-from saltflat.errors import BudgetError, Interrupted, ModelError
+from saltflat.errors import BudgetError, Interrupted, ModelError, SettingError
+from saltflat.privacy.accounting import bounds
 from saltflat.privacy.noise import SecureSampling
+from saltflat.privacy.record.history import Cost, epsilon_of
 from saltflat.tree import Tree
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Progress:
-    """What may be told after a step: nothing that was not released."""
+    """What may be told after a step: nothing that was not released.
+
+    ``model`` holds ``ending``, the weights that the run would end with now, and is yours to evaluate.
+    """
 
     step: int  # counted from 1
     phase: int
-    params: Tree
-    ending: Tree  # what the run would end with now: the running mean, if the plan has one
+    params: Tree = field(repr=False)
+    ending: Tree = field(repr=False)  # the running mean, if the plan has one
+    steps: int  # planned
+    model: nn.Module = field(repr=False)
+    spent: Spent = field(repr=False)
+    delta: float | None = None  # the run's, where it has one
+
+    def epsilon(self, delta: float | None = None) -> float:
+        """See `Spent.epsilon`; at the run's own delta unless another is given. It takes the accountant some time."""
+        delta = self.delta if delta is None else delta
+        if delta is None:
+            raise SettingError("epsilon so far is asked for at a delta, such as progress.epsilon(1e-5)")
+        return self.spent.epsilon(delta)
+
+
+Watch = Callable[[Progress], bool | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """How a plan is run: nothing here changes what is released or what it costs.
+    """How a plan is run: nothing here changes what a step releases or what it costs.
 
     ``physical`` bounds the units in memory at once; ``checkpoints`` says where the run is kept, if anywhere; ``watch``
-    is called after each step.
+    is called after each step, when the model has the weights of that step, and ends the run if it returns True. The
+    model's modes (train, eval) are put back after it.
+
+    A ``watch`` may look at public data as much as it likes. One that looks at private data tells of it by what it
+    prints and by when it stops, and no epsilon covers that.
     """
 
     physical: int = 256
     checkpoints: Checkpoints | None = None
-    watch: Callable[[Progress], None] = lambda progress: None
+    watch: Watch | None = None
+
+
+@runtime_checkable
+class OnRecord(Protocol):
+    """A meter that knows what was charged to this run before, in earlier starts too: a ledger's run."""
+
+    def charged(self) -> dict[Cost, int]: ...
+
+
+@dataclass(eq=False)
+class Spent:
+    """What a run has taken so far; ``known`` is False where earlier steps left no record."""
+
+    plan: Plan
+    secret: bool
+    steps: Counter[Cost] = field(default_factory=Counter)
+    known: bool = True
+
+    def take(self, phase: int, within: int) -> None:
+        """Count one step, each of its samples."""
+        self.steps.update((self.plan.rate, noise) for noise in self.plan.phases[phase].noise_at(within))
+
+    def epsilon(self, delta: float) -> float:
+        """An upper bound on what the steps so far have cost; infinite without secret noise.
+
+        *Guarantee*: for a run that was always going to stop here. One that stops when its results please is covered by
+        the whole plan, and so is a plan whose phases end by results, and a run whose earlier steps are not known; there
+        what ran again counts on top of it.
+        """
+        if not self.secret or any(noise == 0 for _, noise in self.steps):
+            return math.inf
+        if self.plan.data_driven or not self.known:
+            return bounds.epsilon(self.plan.event_on_record(self.steps), delta)
+        return epsilon_of(self.steps, delta, "add-or-remove")
 
 
 def trainable(model: nn.Module) -> Tree:
@@ -76,7 +137,8 @@ def train(
 
     With ``running.checkpoints`` a run that was killed, stopped or refused goes on where it was when train is
     called again. SIGTERM and Ctrl-C let the step end, keep it and raise `Interrupted`; a second one ends the
-    process at once. However it ends, the model has the weights of the last whole step.
+    process at once. A ``running.watch`` that returns True ends the run after that step, in the same good order. However
+    it ends, the model has the weights of the last whole step.
 
     *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one
     ``contribution.unit``, added or removed, under Poisson sampling. Steps that run again after a crash cost
@@ -86,21 +148,23 @@ def train(
     run = _Run(plan, safeguards or Safeguards(), running or Running())
     check_record(plan, contribution.unit, run.safeguards)
     first, run = run.opened(trainable(contribution.model))
-    at = first
+    at, spent, enough = first, run.spent(first), list[bool]()
     with finish_first() as caught:
         try:
-            for at in run.steps(first, contribution, units):
-                run.running.watch(Progress(at.step, at.phase, at.params, at.ending))
-                if caught or run.is_time(at, first.step):
+            for at in run.steps(first, contribution, units, leave=lambda: bool(enough or caught)):
+                spent.take(at.phase, at.within - 1)
+                if run.told(at, spent, contribution.model):
+                    enough.append(True)
+                if enough or caught or run.is_time(at, first.step):
                     run.keep(at)
-                if caught:
-                    raise run.interrupted(caught[0], at)
         except BudgetError:
             if at.step > first.step:
                 run.keep(at)
             raise
         finally:
             put(at.ending, contribution.model)
+        if caught:
+            raise run.interrupted(caught[0], at)
     return at.ending
 
 
@@ -130,14 +194,32 @@ class _Run:
             return at, replace(self, safeguards=fresh)
         return at, self
 
-    def steps(self, at: Position, contribution: Contribution, units: Units) -> Iterator[Position]:
-        """The position after each step that is left."""
+    def spent(self, first: Position) -> Spent:
+        """What is known to be spent before the first step that is left."""
+        meter, secret = self.safeguards.meter, self.safeguards.secret
+        if isinstance(meter, OnRecord):
+            return Spent(self.plan, secret, Counter(meter.charged()))
+        return Spent(self.plan, secret, known=first.step == 0)
+
+    def told(self, at: Position, spent: Spent, model: nn.Module) -> bool:
+        """Tell whoever watches; whether that is enough."""
+        if self.running.watch is None:
+            return False
+        put(at.ending, model)
+        with same_modes(model):
+            progress = Progress(at.step, at.phase, at.params, at.ending, self.plan.steps, model, spent)
+            return is_true(self.running.watch(progress))
+
+    def steps(
+        self, at: Position, contribution: Contribution, units: Units, *, leave: Callable[[], bool]
+    ) -> Iterator[Position]:
+        """The position after each step that is left, until it is time to ``leave``; then one last look at the model."""
         if next_phase(self.plan, at) is None:
             return
         plan, guards = self.plan, self.safeguards
         private, physical = Private.of(contribution, units), self.running.physical
         spot = contribution.check(at.params, units.take, private.count)
-        while (here := begin(plan, at)) is not None:
+        while not leave() and (here := begin(plan, at)) is not None:
             drawn = draw(plan, here, private.count, guards.sampling)
             charge(plan, here, guards.meter)
             ask = open_door(plan, here, drawn, private, safeguards=guards, physical=physical)
@@ -168,11 +250,33 @@ class _Run:
 
     def interrupted(self, number: int, at: Position) -> Interrupted:
         folder = self.running.checkpoints.folder if self.running.checkpoints else None
-        kept = f"it is kept in {folder}: run again to go on" if folder else "not kept"
+        kept = f"it is kept in {folder}: run again to go on" if folder else "the model has its weights"
         return Interrupted(
             f"stopped by {signal.Signals(number).name} after step {at.step} of {self.plan.steps}; {kept}",
             number,
         )
+
+
+@contextmanager
+def same_modes(model: nn.Module) -> Iterator[None]:
+    """Whatever happens inside, every layer is in the mode, train or eval, that it was in before."""
+    before = [(module, module.training) for module in model.modules()]
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def is_true(answer: object) -> bool:
+    """Whether a callback said True: of Python, numpy or torch. Whatever else it may return says nothing.
+
+    >>> is_true(True), is_true(np.True_), is_true(torch.tensor(True)), is_true(0.9), is_true(None)
+    (True, True, True, False, False)
+    """
+    if isinstance(answer, Tensor):
+        return answer.dtype == torch.bool and answer.numel() == 1 and bool(answer)
+    return isinstance(answer, bool | np.bool_) and bool(answer)
 
 
 def put(params: Tree, model: nn.Module) -> None:

@@ -86,10 +86,10 @@ def python_batch(path: Path, labels: str) -> Labelled:
     table = read_pickle(path)
     try:
         pixels, targets = _pixels(table["data"]), np.array(table[labels], dtype=np.int64)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
         raise DataError(
             f"{path}: expected 'data', n x {_PIXELS} bytes, and a list of numbers {labels!r}; got {sorted(table)}"
-        ) from error
+        ) from None  # its words may hold a label
     if targets.shape != (len(pixels),):
         raise DataError(f"{path}: {len(pixels)} images cannot have labels of shape {targets.shape}")
     return _images(pixels), torch.from_numpy(targets)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -62,13 +62,13 @@ class Examples:
     (torch.Size([2, 1, 2, 2]), 1.0, tensor([3, 4]))
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Tensor = field(repr=False)
+    targets: Tensor = field(repr=False)
     scale: Scale | None = None
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
-            raise DataError(f"{len(self.inputs)} examples cannot have {len(self.targets)} labels")
+            raise DataError("each example needs one label; got more of the one than of the other")
         if (self.inputs.dtype == torch.uint8) != (self.scale is not None):
             raise SettingError(
                 f"uint8 images need a scale and other inputs none; got {self.inputs.dtype} and {self.scale}"
@@ -77,6 +77,10 @@ class Examples:
             raise SettingError(
                 f"images of {self.inputs.shape[1]} channels cannot have {len(self.scale.mean)} means"
             )
+
+    def __repr__(self) -> str:
+        """What an example looks like; neither values nor how many there are."""
+        return f"Examples(shape={self.shape}, dtype={self.inputs.dtype}, scale={self.scale})"
 
     @property
     def count(self) -> int:

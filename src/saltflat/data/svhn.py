@@ -20,10 +20,11 @@ def read_mat(path: Path) -> Labelled:
     try:
         table = loadmat(path, variable_names=["X", "y"])
         pixels, labels = table["X"], table["y"].reshape(-1).astype(np.int64)
-    except Exception as error:  # damaged files raise almost anything
+    except Exception as error:  # damaged files raise almost anything, and its words may hold a label
         raise DataError(
-            f"{path} is no SVHN file, or a truncated one: expected a MATLAB file with X and y ({error})"
-        ) from error
+            f"{path} is no SVHN file, or a truncated one: expected a MATLAB file with X and y "
+            f"({type(error).__name__})"
+        ) from None
     if pixels.dtype != np.uint8 or pixels.shape != (32, 32, 3, len(labels)):
         raise DataError(
             f"{path}: expected X of bytes, 32 x 32 x 3 x {len(labels)} (one image per label in y); got "

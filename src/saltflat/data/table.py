@@ -94,7 +94,13 @@ class Table:
         header = list(self.header) if self.header is not None else next(lines, (0, []))[1]
         wanted = [column.name for column in (*self.columns, self.target)]
         if missing := [name for name in wanted if name not in header]:
-            raise DataError(f"{path} has no column {', '.join(missing)}; its columns are {', '.join(header)}")
+            first = (
+                "declared header" if self.header is not None else "first line"
+            )  # which may be a private row
+            raise DataError(
+                f"{path} has no column {', '.join(missing)} in its {first}; spell names as in the file, and declare "
+                "header=(...) for a file without a line of names"
+            )
         places = [header.index(name) for name in wanted]
         rows, labels = [], []
         for number, cells in lines:

@@ -1,6 +1,8 @@
-"""The front of the house: training in one call, and in a loop of your own. All of it is made of the parts."""
+"""The front of the house: training in one call, and in a loop of your own. All of it is made of the parts.
 
-from saltflat.front.call import Fitted, fit
-from saltflat.front.loop import Drawn, PrivateLoop, make_private
+The public names are those of ``__init__.pyi``, loaded when first used.
+"""
 
-__all__ = ["Drawn", "Fitted", "PrivateLoop", "fit", "make_private"]
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

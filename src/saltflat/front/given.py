@@ -4,54 +4,70 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
-from saltflat.clipping import Clip
+from saltflat.clipping import Clip, as_clip
 from saltflat.core.check import check_model
-from saltflat.core.contribution import Loss, Private, per_example, supervised
+from saltflat.core.contribution import Loss, PerExample, per_example, supervised
 from saltflat.core.plan import Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, trainable
-from saltflat.door import AnyMethod
-from saltflat.errors import AccountingError, DataError, ModelError, SettingError
-from saltflat.methods import SAT
-from saltflat.optimizers import SGD, Optimizer
-from saltflat.privacy.limits import checked_delta, checked_epsilon
+from saltflat.door import AnyMethod, layers
+from saltflat.errors import AccountingError, DataError, ModelError, PrivacyError, SettingError
+from saltflat.front.usual import LR, METHOD, OPTIMIZER, usual_batch, usual_delta, usual_epochs
+from saltflat.methods import Quantile, Rescaled
+from saltflat.optimizers import Optimizer
+from saltflat.privacy.accounting.events import compose, phase_event
+from saltflat.privacy.limits import checked_delta, checked_epsilon, checked_noise, rounded_down
 from saltflat.privacy.record.ledger import Run
-from saltflat.privacy.record.statement import Declared, Statement, state
-
-METHOD = SAT(radius=0.03)  # these two are what `fit` takes if nothing else is said
-OPTIMIZER = SGD(lr=2.0, momentum=0.9)
+from saltflat.privacy.record.statement import Declared, Statement, state, state_bare
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What is asked for: a method and its budget, or a whole plan.
+class Ready:
+    """A plan whose noise is fixed, the delta of its statement, and what the plan was made from."""
 
-    >>> Settings(epsilon=3, batch_size=100, epochs=5).planned(1000).steps
+    plan: Plan
+    delta: float
+    counted: bool  # whether the plan depends on how many units the data holds
+    private: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is asked for: a method and its budget, or a whole plan. What is None follows the public number of units.
+
+    >>> Settings(epsilon=3, batch_size=100, epochs=5).planned(1000).plan.steps
     50
     """
 
     epsilon: float | None = None
-    delta: float = 1e-5
+    delta: float | None = None
+    noise_multiplier: float | None = None
     method: AnyMethod = METHOD
-    batch_size: int = 2048
-    epochs: float = 40
+    batch_size: int | None = None
+    epochs: float | None = None
     clip_norm: float | Clip = 0.1
     plan: Plan | None = None
     optimizer: Optimizer = OPTIMIZER
     size: int | None = None
+    private: bool = True
 
     def __post_init__(self) -> None:
-        _checked(checked_delta, self.delta)
+        if self.delta is not None:
+            _checked(checked_delta, self.delta)
         if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
+        if not isinstance(self.private, bool):
+            raise SettingError(f"private is True, or False for a plain baseline; got {_named(self.private)}")
         if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
             raise SettingError(
                 f"size is a public number of examples, at least as many as there are; got {self.size!r}"
@@ -62,21 +78,35 @@ class Settings:
             self._check_plan()
 
     def _check_phase(self) -> None:
-        if self.epsilon is None:
+        if self.private and self.epsilon is None and self.noise_multiplier is None:
             raise SettingError("epsilon is missing: say how much privacy the run may cost, such as epsilon=3")
-        if not (isinstance(self.batch_size, int) and self.batch_size >= 1):
+        if self.noise_multiplier is not None:
+            self._check_noise()
+        if self.batch_size is not None and not (isinstance(self.batch_size, int) and self.batch_size >= 1):
             raise SettingError(
                 f"batch_size is the expected number of examples in a step; got {self.batch_size!r}"
             )
-        if not (isinstance(self.epochs, int | float) and 0 < self.epochs < math.inf):
+        if self.epochs is not None and not (
+            isinstance(self.epochs, int | float) and 0 < self.epochs < math.inf
+        ):
             raise SettingError(f"epochs must be positive and finite; got {self.epochs!r}")
+
+    def _check_noise(self) -> None:
+        if self.epsilon is not None:
+            raise SettingError("epsilon decides the noise: give epsilon or noise_multiplier, not both")
+        if self.noise_multiplier == 0:
+            raise SettingError(
+                "noise_multiplier is 0: for a baseline without clip and noise say private=False"
+            )
+        _checked(checked_noise, self.noise_multiplier)
 
     def _check_plan(self) -> None:
         if not isinstance(self.plan, Plan):
             raise SettingError(
                 f"plan is a Plan, from sai(...) or of your own phases; got a {type(self.plan).__name__}"
             )
-        own = {f.name: f.default for f in fields(self) if f.name not in ("epsilon", "delta", "plan")}
+        aside = ("epsilon", "delta", "plan", "private")
+        own = {f.name: f.default for f in fields(self) if f.name not in aside}
         both = [name for name, default in own.items() if getattr(self, name) != default]
         if both:
             raise SettingError(f"the plan says what to run: give it, or {', '.join(both)}, not both")
@@ -86,30 +116,58 @@ class Settings:
         """Whether the plan will depend on how many units the data holds."""
         return self.plan is None and self.size is None
 
-    def planned(self, count: int) -> Plan:
+    def planned(self, count: int) -> Ready:
         """The plan for the declared number of units, or else for ``count``, with its noise calibrated."""
         if self.size is not None and count > self.size:
             raise SettingError(
                 f"the data holds more than the {self.size} examples that were declared; set size to a public bound"
             )
         plan = self.plan or self._one_phase(self.size or count)
-        if self.epsilon is None:
-            return plan
-        return calibrate(plan, epsilon=self.epsilon, delta=self.delta)
+        delta = usual_delta(plan.size) if self.delta is None else self.delta
+        if not self.private:
+            plan = self._bare(plan)
+        elif self.epsilon is not None:
+            plan = calibrate(plan, epsilon=self.epsilon, delta=delta)
+        return Ready(plan, delta, self.counted, self.private)
 
     def _one_phase(self, size: int) -> Plan:
-        if self.batch_size > size:
+        batch = usual_batch(size) if self.batch_size is None else self.batch_size
+        epochs = usual_epochs(size) if self.epochs is None else self.epochs
+        if batch > size:
+            known = (
+                f", {size} examples" if self.size else ""
+            )  # how many there are is not said unless declared
             raise SettingError(
-                f"batch_size {self.batch_size} is larger than the data, {size} examples; take a tenth or less"
+                f"batch_size {batch} is larger than the data{known}; take half of it or less, or leave it out"
             )
         phase = Phase(
             method=self.method,
-            steps=max(1, round(self.epochs * size / self.batch_size)),
-            noise_multiplier=1.0,  # calibration scales it
+            steps=max(1, round(epochs * size / batch)),
+            noise_multiplier=self.noise_multiplier or 1.0,  # calibration scales it
             clip_norm=self.clip_norm,
             optimizer=self.optimizer,
         )
-        return Plan(phases=(phase,), rate=self.batch_size / size, size=size)
+        return Plan(phases=(phase,), rate=batch / size, size=size)
+
+    def _bare(self, plan: Plan) -> Plan:
+        """The same plan without clip and noise; the usual learning rate, for clipped gradients, is times the clip."""
+        adapts = [layer for phase in plan.phases for layer in layers(phase.method) if needs_clip(layer)]
+        if adapts:
+            raise SettingError(
+                f"private=False runs without a clip norm, and {type(adapts[0]).__name__} works on one: give the "
+                "method that it is around"
+            )
+        bare = (replace(phase, noise_multiplier=0.0, clip_norm=math.inf) for phase in plan.phases)
+        plan = replace(plan, phases=tuple(bare))
+        if self.plan is not None or self.optimizer != OPTIMIZER:
+            return plan
+        slower = replace(OPTIMIZER, lr=LR * as_clip(self.clip_norm).sensitivity)
+        return replace(plan, phases=tuple(replace(phase, optimizer=slower) for phase in plan.phases))
+
+
+def needs_clip(method: object) -> bool:
+    """Whether a method has no meaning without a clip norm: it adapts it, or divides by it."""
+    return isinstance(method, Quantile | Rescaled)
 
 
 def _checked(check: Callable[[object], float], value: object) -> float:
@@ -120,6 +178,18 @@ def _checked(check: Callable[[object], float], value: object) -> float:
         raise SettingError(str(error)) from None
 
 
+@dataclass(frozen=True)
+class Given:
+    """What was handed in, as parts."""
+
+    contribution: PerExample
+    units: OnDevice = field(repr=False)
+
+    @property
+    def count(self) -> int:
+        return self.units.count
+
+
 def given(
     model: nn.Module,
     loss: nn.Module | Loss,
@@ -127,31 +197,33 @@ def given(
     *,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
-) -> Private:
+    workers: int = 0,
+) -> Given:
     """Check what was handed in, without looking at a single example: only the number of them is read."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
     check_model(model)
-    device = next(iter(trainable(model).values())).device
+    first = next(iter(trainable(model).values()))
     contribution = per_example(model, loss_of(loss), views=views, augment=augment)
-    units = OnDevice(units_of(data), device)
+    units = OnDevice(units_of(data, workers=workers, dtype=first.dtype), first.device)
     if units.count < 1:
         raise DataError("the data holds no example")
-    return Private(contribution, units, units.count)
+    return Given(contribution, units)
 
 
-def stated(plan: Plan, settings: Settings, unit: str, safeguards: Safeguards, running: Running) -> Statement:
+def stated(ready: Ready, unit: str, safeguards: Safeguards, running: Running) -> Statement:
     """What the whole plan promises; worked out before it runs, so that what cannot be promised is not run.
 
     Where a run is kept, it may go on after a crash, and then costs more than its plan: the ledger knows.
     """
-    declared = Declared(
-        delta=settings.delta,
-        size=plan.size,
-        unit=unit,
-        seeded=not safeguards.secret,
-        counted=settings.counted,
-    )
+    plan = ready.plan
+    declared = declared_by(ready, unit, safeguards)
+    if not ready.private:
+        if safeguards.meter is not None or running.checkpoints is not None:
+            raise SettingError(
+                "private=False is a baseline that no ledger can account for: leave meter and checkpoints out"
+            )
+        return state_bare(compose(*(phase_event(plan.rate, 1.0, p.steps) for p in plan.phases)), declared)
     if running.checkpoints is None or declared.seeded:
         return state(plan.event(), declared)
     if not isinstance(safeguards.meter, Run):
@@ -160,6 +232,18 @@ def stated(plan: Plan, settings: Settings, unit: str, safeguards: Safeguards, ru
             "meter, so that the statement can count them"
         )
     return state(plan.event_on_record(safeguards.meter.charged()), declared)
+
+
+def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
+    """What a run declares; a delta that would permit publishing an example is refused, as `state` does."""
+    size = ready.plan.size
+    if ready.private and ready.delta * size > 1 + 1e-9:
+        raise PrivacyError(
+            f"delta {ready.delta:g} is above 1/{size}: it would permit publishing one {unit} at random; take at most "
+            f"{rounded_down(0.1 / size)}, or leave delta out"
+        )
+    seeded = not safeguards.secret
+    return Declared(delta=ready.delta, size=size, unit=unit, seeded=seeded, counted=ready.counted)
 
 
 def loss_of(loss: nn.Module | Loss) -> Loss:
@@ -204,7 +288,6 @@ def _each_by_itself(criterion: nn.Module) -> nn.Module:
 def _over_own_entries(criterion: nn.Module, outputs: Any, targets: Tensor) -> Tensor:
     """One loss per example: the mean over its own entries, where a criterion gives one for each pixel or each label.
 
-    >>> import torch
     >>> each = partial(_over_own_entries, nn.MSELoss(reduction="none"))
     >>> each(torch.zeros(4, 3), torch.ones(4, 3))
     tensor([1., 1., 1., 1.])
@@ -224,31 +307,72 @@ def _over_own_entries(criterion: nn.Module, outputs: Any, targets: Tensor) -> Te
     return losses.flatten(1).mean(1)
 
 
-def units_of(data: Any) -> Units:
-    """Tensors, tuples and dictionaries of tensors, map-style datasets, and whatever has ``count`` and ``take``.
+def units_of(data: Any, *, workers: int = 0, dtype: torch.dtype | None = None) -> Units:
+    """Tensors and arrays, tuples and dictionaries of them, map-style datasets, and whatever has ``count`` and ``take``.
 
-    >>> import torch
+    Arrays of numpy become tensors: floats of ``dtype``, the model's own, and whole numbers int64, but for bytes, which
+    stay bytes. ``workers`` processes read the items of a dataset.
+
     >>> units_of({"x": torch.zeros(4, 2), "label": torch.zeros(4)}).count
     4
     >>> units_of([(torch.zeros(2), 0), (torch.ones(2), 1), (torch.ones(2), 1)]).count
     3
+    >>> units_of((np.zeros((4, 2)), np.arange(4, dtype=np.int32))).take(np.array([3]))
+    (tensor([[0., 0.]]), tensor([3]))
     """
-    if hasattr(data, "take") and hasattr(data, "count") and not callable(getattr(type(data), "count", None)):
-        return data  # a table of pandas has both names too, as functions
-    if isinstance(data, Tensor) or (isinstance(data, tuple | Mapping) and _only_tensors(data)):
-        return TensorUnits(data)
+    if not (isinstance(workers, int) and workers >= 0):
+        raise SettingError(f"workers is a number of processes that read the data, 0 or more; got {workers!r}")
+    if isinstance(data, DatasetUnits):
+        return replace(data, workers=workers) if workers else data
+    units = _in_memory(data, dtype or torch.get_default_dtype())
+    if units is not None:
+        if workers:
+            raise SettingError(
+                "workers read the items of a dataset, and these are in memory: leave workers out"
+            )
+        return units
     if not _is_dataset(data):
         raise DataError(
-            "the data is a tensor, a tuple or dictionary of tensors, a map-style dataset (len(data), data[i]), or "
-            f"Examples of saltflat.data; got {_named(data)}{_advice(data)}"
+            "the data is a tensor or array, a tuple or dictionary of them, a map-style dataset (len(data), data[i]) "
+            f"or Examples of saltflat.data; got {_named(data)}{_advice(data)}"
         )
-    return DatasetUnits.of(data)
+    return DatasetUnits.of(data, workers=workers)
+
+
+def _in_memory(data: Any, dtype: torch.dtype) -> Units | None:
+    """Units of what needs no reading; None for anything else."""
+    if hasattr(data, "take") and hasattr(data, "count") and not callable(getattr(type(data), "count", None)):
+        return data  # a table of pandas has both names too, as functions
+    if isinstance(data, Tensor | np.ndarray) or (isinstance(data, tuple | Mapping) and _only_tensors(data)):
+        return TensorUnits(_tensors(data, dtype))
+    return None
+
+
+def _tensors(data: Any, dtype: torch.dtype) -> Any:
+    """The same with a tensor in the place of every array."""
+    if isinstance(data, Mapping):
+        return {key: _tensors(item, dtype) for key, item in data.items()}
+    if isinstance(data, tuple):
+        return tuple(_tensors(item, dtype) for item in data)
+    return _tensor(data, dtype) if isinstance(data, np.ndarray) else data
+
+
+def _tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
+    kind = array.dtype.kind
+    if kind not in "fiub":
+        raise DataError(
+            f"an array of {array.dtype} is no array of numbers: turn texts and categories into numbers first, by a "
+            "list that is declared and not read from the data"
+        )
+    if kind == "f":
+        return torch.tensor(array, dtype=dtype)
+    return torch.tensor(array if array.dtype in (np.uint8, np.bool_) else array.astype(np.int64))
 
 
 def _only_tensors(data: Any) -> bool:
     items = tuple(data.values()) if isinstance(data, Mapping) else data
     return bool(items) and all(
-        isinstance(item, Tensor) or (isinstance(item, tuple | Mapping) and _only_tensors(item))
+        isinstance(item, Tensor | np.ndarray) or (isinstance(item, tuple | Mapping) and _only_tensors(item))
         for item in items
     )
 
@@ -256,7 +380,7 @@ def _only_tensors(data: Any) -> bool:
 def _is_dataset(data: Any) -> bool:
     if isinstance(data, str | bytes | tuple | Mapping | IterableDataset | type):
         return False
-    if isinstance(data, list) and all(isinstance(item, Tensor) for item in data):
+    if isinstance(data, list) and all(isinstance(item, Tensor | np.ndarray) for item in data):
         return False  # [inputs, targets], most likely, and not two examples
     return hasattr(data, "__len__") and hasattr(data, "__getitem__") and not hasattr(data, "__array__")
 
@@ -267,9 +391,11 @@ def _advice(data: Any) -> str:
     if hasattr(data, "train") and hasattr(data, "test"):
         return ": give its .train"
     if isinstance(data, list):
-        return " of tensors: put them in a tuple"
+        return " of tensors or arrays: put them in a tuple"
+    if hasattr(data, "to_numpy"):
+        return ": give data.to_numpy(), numbers alone"
     if isinstance(data, tuple | Mapping) or hasattr(data, "__array__"):
-        return ": turn arrays into tensors with torch.as_tensor"
+        return ": give tensors or arrays of numpy"
     return ""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from threading import RLock
@@ -19,16 +19,21 @@ from saltflat.core.check import Spot
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.plan import Plan
 from saltflat.core.record import check_record
+from saltflat.core.resume import Recorded, difference, expect, outline
 from saltflat.core.sampling import Batch, Indices
+from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position, Safeguards
-from saltflat.core.train import Progress, Running, trainable
+from saltflat.core.train import OnRecord, Progress, Running, Spent, trainable
 from saltflat.door import AnyMethod
-from saltflat.errors import ModelError, PrivacyError, SettingError
-from saltflat.front.given import METHOD, Settings, given, stated
-from saltflat.privacy.record.history import epsilon_of
+from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
+from saltflat.front.answers import answering
+from saltflat.front.given import Ready, Settings, declared_by, given, stated
+from saltflat.front.usual import METHOD, OPTIMIZER
+from saltflat.privacy.record.history import Cost
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
-from saltflat.tree import Tree
+from saltflat.privacy.record.statement import state as state_of
+from saltflat.tree import Tree, map_tree
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class PrivateLoop(Single):
 
     def __init__(
         self,
-        plan: Plan,
+        ready: Ready,
         private: Private,
         statement: Statement,
         *,
@@ -98,17 +103,75 @@ class PrivateLoop(Single):
         safeguards: Safeguards,
         running: Running,
     ) -> None:
-        self.plan = plan
+        self.plan = plan = ready.plan
         self.statement = statement  # of the whole plan
+        self._ready = ready
         self._private = private
         self._spot = spot
         self._safeguards = safeguards
         self._running = running
         self._at = parts.start(plan, trainable(private.contribution.model))
-        self._spent: Counter[tuple[float, float]] = Counter()
+        self._spent = Spent(plan, safeguards.secret and ready.private)
+        self._again: Counter[Cost] = Counter()  # what ran again after a state was loaded
         self._waiting: Drawn | None = None
         self._stepping = False
         self._lock = RLock()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop stands, to be kept beside the model's and the optimizer's own ``state_dict()``.
+
+        It is made of tensors and plain values, all of them released or public: ``torch.save`` writes it, and
+        ``torch.load`` reads it with ``weights_only=True``.
+        """
+        with self._alone():
+            meter, at = self._safeguards.meter, self._at
+            leaves, shape = pack(self.plan.phases[at.phase].method, at.state) if at.step else ({}, None)
+            return {
+                "version": _VERSION,
+                "plan": outline(_without_optimizers(self.plan)),
+                "step": at.step,
+                "phase": at.phase,
+                "within": at.within,
+                "spent": [[*cost, count] for cost, count in sorted(self._spent.steps.items())],
+                "again": [[*cost, count] for cost, count in sorted(self._again.items())],
+                "method": {"tensors": map_tree(torch.clone, leaves), "shape": shape},
+                "head": meter.head if isinstance(meter, Recorded) else None,
+                "run": getattr(meter, "account", None),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, lost: int | None = None) -> None:
+        """Go on where ``state`` was taken; load the model's and the optimizer's own ``state_dict()`` as well.
+
+        ``lost`` is how many steps ran after ``state`` was taken, before the process ended. They run again, and cost
+        again. With a ledger's run as the meter they are on record. Without one, and if ``lost`` is left out, they are
+        taken for all that were left of the plan: nobody knows better. Say ``lost=0`` if the loop ended right there.
+
+        *Guarantee*: `epsilon` and ``statement`` count every step on record, or what ``state`` counts and ``lost``
+        more. Batches are drawn afresh: nothing of the sampler is kept.
+        """
+        with self._alone():
+            if self.done or self._waiting is not None:
+                raise PrivacyError("steps were drawn here already: load a state into a loop that is new")
+            kept = _Kept.of(state, self.plan)
+            meter = self._safeguards.meter
+            expect("the state of the loop", state, meter)
+            if isinstance(meter, OnRecord):
+                again = Counter(meter.charged()) - kept.spent
+            else:
+                again = _next(self.plan, kept, kept.left if lost is None else _checked_lost(lost, kept.left))
+            params, method = self._weights(), self.plan.phases[kept.phase].method
+            memory = unpack(method, dict(kept.tensors), kept.shape, params) if kept.step else None
+            self._at = Position(kept.step, params, memory, None, None, kept.phase, kept.within)
+            self._spent.steps, self._again = kept.spent + again, kept.again + again
+            self.statement = self._restated()
+
+    def _restated(self) -> Statement:
+        """Of the whole plan, and of all that ran again."""
+        if not self._ready.private:
+            return self.statement
+        event = self.plan.event_on_record(self.plan.by_cost() + self._again)
+        unit = self._private.contribution.unit
+        return state_of(event, declared_by(self._ready, unit, self._safeguards))
 
     @property
     def done(self) -> int:
@@ -142,7 +205,12 @@ class PrivateLoop(Single):
             parts.look_again(self.plan, at, batch.samples, self._private, spot=self._spot, physical=physical)
             if self.finished:
                 self._spot(at.params, None)
-        self._running.watch(Progress(at.step, at.phase, at.params, at.params))
+        if self._running.watch is not None:
+            model, delta = self._private.contribution.model, self.statement.delta
+            told = Progress(
+                at.step, at.phase, at.params, at.params, self.plan.steps, model, self._spent, delta
+            )
+            self._running.watch(told)
 
     def epsilon(self, delta: float | None = None) -> float:
         """An upper bound on what the steps so far have cost; infinite if the noise is seeded.
@@ -150,12 +218,7 @@ class PrivateLoop(Single):
         *Guarantee*: for a run that was always going to stop here. One that stops when its results please is
         covered by the whole plan, ``statement``, as is every run; a plan whose phases end by results always says that.
         """
-        delta = self.statement.delta if delta is None else delta
-        if not self._safeguards.secret:
-            return math.inf
-        if self.plan.data_driven:
-            return self.plan.epsilon(delta)
-        return epsilon_of(self._spent, delta, "add-or-remove")
+        return self._spent.epsilon(self.statement.delta if delta is None else delta)
 
     @property
     def finished(self) -> bool:
@@ -226,10 +289,83 @@ class PrivateLoop(Single):
 
     def _count(self, here: Position) -> None:
         """The step counts from now on, whatever becomes of it."""
-        noises = self.plan.phases[here.phase].noise_at(here.within)
-        self._spent.update((self.plan.rate, noise) for noise in noises)
+        self._spent.take(here.phase, here.within)
         self._at = replace(here, step=here.step + 1, within=here.within + 1)
         self._waiting = None
+
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The state of a loop, looked at before anything of it is used."""
+
+    step: int
+    phase: int
+    within: int
+    spent: Counter[Cost]
+    again: Counter[Cost]
+    tensors: Mapping[str, torch.Tensor]
+    shape: Any
+    left: int
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any], plan: Plan) -> _Kept:
+        try:
+            version, there, _ = state["version"], state["plan"], state["head"]
+            spent, again = (_counted(state[key]) for key in ("spent", "again"))
+            step, phase, within = (int(state[key]) for key in ("step", "phase", "within"))
+            tensors, shape = state["method"]["tensors"], state["method"]["shape"]
+        except (KeyError, TypeError, ValueError):
+            raise DataError("this is no state of a loop: give what private.state_dict() returned") from None
+        if version != _VERSION:
+            raise DataError(f"the state of the loop is of version {version}, and this one reads {_VERSION}")
+        other = difference(there, outline(_without_optimizers(plan)))
+        if other is not None:
+            raise SettingError(
+                f"the state of the loop belongs to another plan: {other}; give make_private what it was given then"
+            )
+        sound = 0 <= within <= step <= plan.steps and 0 <= phase < len(plan.phases)
+        if not sound or spent.total() < step + again.total():
+            raise DataError(
+                "the state of the loop counts fewer steps than it took: it was changed, or is damaged"
+            )
+        return cls(step, phase, within, spent, again, tensors, shape, plan.steps - step)
+
+
+def _counted(rows: Any) -> Counter[Cost]:
+    found = Counter({(float(rate), float(noise)): int(count) for rate, noise, count in rows})
+    if min(found.values(), default=0) < 0:
+        raise ValueError
+    return found
+
+
+def _without_optimizers(plan: Plan) -> Plan:
+    """The plan, but for the model and the optimizer, which keep their own state."""
+    return replace(plan, phases=tuple(replace(phase, optimizer=OPTIMIZER) for phase in plan.phases))
+
+
+def _checked_lost(lost: object, left: int) -> int:
+    if isinstance(lost, int) and not isinstance(lost, bool) and 0 <= lost <= left:
+        return lost
+    raise SettingError(
+        f"lost is the number of steps that ran after the state was taken, 0 to {left}; got {lost!r}"
+    )
+
+
+def _next(plan: Plan, kept: _Kept, steps: int) -> Counter[Cost]:
+    """What the next so many steps cost; where results may end a phase, as if each had the least noise of all."""
+    found, number, within = Spent(plan, secret=True), kept.phase, kept.within
+    if any(phase.until is not None for phase in plan.phases):
+        samples = steps * max(len(phase.noise_at(0)) for phase in plan.phases)
+        return +Counter({min(plan.by_cost(), key=lambda cost: cost[1]): samples})
+    for _ in range(steps):
+        if within == plan.phases[number].steps:
+            number, within = number + 1, 0
+        found.take(number, within)
+        within += 1
+    return found.steps
 
 
 def _end_of_epoch(done: int, rate: float) -> int:
@@ -244,6 +380,7 @@ def _end_of_epoch(done: int, rate: float) -> int:
     return round(epoch / rate)
 
 
+@answering
 def make_private(
     model: nn.Module,
     loss: nn.Module | Loss,
@@ -251,15 +388,18 @@ def make_private(
     *,
     optimizer: torch.optim.Optimizer,
     epsilon: float | None = None,
-    delta: float = 1e-5,
+    delta: float | None = None,
+    noise_multiplier: float | None = None,
     method: AnyMethod = METHOD,
-    batch_size: int = 2048,
-    epochs: float = 40,
+    batch_size: int | None = None,
+    epochs: float | None = None,
     clip_norm: float | Clip = 0.1,
     size: int | None = None,
     plan: Plan | None = None,
+    private: bool = True,
     views: int = 1,
     augment: Callable[[Batch], Batch] | None = None,
+    workers: int = 0,
     safeguards: Safeguards | None = None,
     running: Running | None = None,
 ) -> PrivateLoop:
@@ -269,7 +409,7 @@ def make_private(
     released direction into ``p.grad`` and calls ``optimizer.step()``: do not call it yourself. Between steps the
     model is yours to evaluate, to save, to change: it keeps its class, its state_dict and its parameters. Points
     away from the weights, as DP-SAT asks for, are values that the model never holds. With ``plan`` the phases' own
-    optimizers are not used.
+    optimizers are not used. To go on another day keep `PrivateLoop.state_dict` beside those of model and optimizer.
 
     *Guarantee*: the steps taken cost `PrivateLoop.epsilon`, at most ``epsilon`` at ``delta``, for one example, added or
     removed. Batches are Poisson samples, charged when they are stepped; there are as many as planned, and no more.
@@ -288,18 +428,31 @@ def make_private(
     (10, True)
     """
     safeguards, running = safeguards or Safeguards(), running or Running()
-    settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, size=size)
-    private = given(model, loss, data, views=views, augment=augment)
+    settings = Settings(
+        epsilon=epsilon,
+        delta=delta,
+        noise_multiplier=noise_multiplier,
+        method=method,
+        batch_size=batch_size,
+        epochs=epochs,
+        clip_norm=clip_norm,
+        plan=plan,
+        size=size,
+        private=private,
+    )
+    known = given(model, loss, data, views=views, augment=augment, workers=workers)
     own = OnModel(model, optimizer)
-    plan = settings.planned(private.count)
-    if running.checkpoints is not None or plan.ema is not None:
+    ready = settings.planned(known.count)
+    if running.checkpoints is not None or ready.plan.ema is not None:
         raise SettingError(
-            "checkpoints and a running mean belong to fit and train: in a loop of your own, save the model and "
-            "average its weights as you like, and leave checkpoints and ema out"
+            "checkpoints and a running mean belong to fit and train: in a loop of your own, keep the model, the "
+            "optimizer and private.state_dict(), average weights as you like, and leave checkpoints and ema out"
         )
-    plan = replace(plan, phases=tuple(replace(phase, optimizer=own) for phase in plan.phases))
-    statement = stated(plan, settings, private.contribution.unit, safeguards, running)
-    check_record(plan, private.contribution.unit, safeguards)
-    private = Private.of(private.contribution, private.units)
-    spot = private.contribution.check(trainable(model), private.units.take, private.count)
-    return PrivateLoop(plan, private, statement, spot=spot, safeguards=safeguards, running=running)
+    phases = tuple(replace(phase, optimizer=own) for phase in ready.plan.phases)
+    ready = replace(ready, plan=replace(ready.plan, phases=phases))
+    unit = known.contribution.unit
+    statement = stated(ready, unit, safeguards, running)
+    check_record(ready.plan, unit, safeguards)
+    rows = Private.of(known.contribution, known.units)
+    spot = rows.contribution.check(trainable(model), rows.units.take, rows.count)
+    return PrivateLoop(ready, rows, statement, spot=spot, safeguards=safeguards, running=running)

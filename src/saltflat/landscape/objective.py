@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,7 @@ class Objective:
     """
 
     losses: Losses
-    batches: Sequence[Batch]
+    batches: Sequence[Batch] = field(repr=False)
     access: Access | None = None
     judged: Judged | None = None
     watch: Callable[[], None] = lambda: None

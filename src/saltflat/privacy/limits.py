@@ -11,6 +11,7 @@ DELTA_FLOOR = 1e-30
 STEPS_CEILING = 10**9
 NOISE_RANGE = (1e-6, 1e12)
 SEEDED = "NOT PRIVATE: seeded"  # what every report on repeatable noise must say
+BARE = "NOT PRIVATE: no clipping and no noise"  # what every report on a plain baseline must say
 
 
 def checked_delta(delta: object) -> float:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
-from saltflat.errors import PrivacyError, SettingError
+from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import (
     ADD_REMOVE,
@@ -19,6 +20,7 @@ from saltflat.privacy.accounting.events import (
 )
 from saltflat.privacy.accounting.selection import NOT_SELECTED, describe_selection
 from saltflat.privacy.limits import (
+    BARE,
     SEEDED,
     checked_count,
     checked_delta,
@@ -91,8 +93,9 @@ class Statement:
     stamp: str
 
     def as_json(self) -> str:
-        """The statement as JSON, one key per fact."""
-        return json.dumps(asdict(self), indent=2)
+        """The statement as JSON, one key per fact; null stands for infinity, which JSON does not have."""
+        facts = {key: None if value == math.inf else value for key, value in asdict(self).items()}
+        return json.dumps(facts, indent=2)
 
     def as_text(self) -> str:
         """The statement in plain sentences.
@@ -102,6 +105,8 @@ class Statement:
         >>> print(state(phase_event(0.004266667, 1.1, 14062), declared).as_text().splitlines()[0])
         This run is (2.39, 1e-05)-differentially private for each image (adjacency: add or remove one unit).
         """
+        if self.stamp == BARE:
+            return "\n".join([f"{BARE}. Nothing is promised to any {self.unit}.", *self._limits()])
         return "\n".join([*self._promise(), *self._meaning(), *self._limits()])
 
     def _promise(self) -> list[str]:
@@ -141,6 +146,33 @@ class Statement:
         return lines + [f"Warning: {warning}" for warning in self.warnings]
 
 
+def from_json(text: str) -> Statement:
+    """The statement that `Statement.as_json` wrote; DataError if it is none.
+
+    >>> from saltflat.privacy.accounting.events import phase_event
+    >>> said = state(phase_event(0.004266667, 1.1, 14062), Declared(delta=1e-5, size=60_000))
+    >>> from_json(said.as_json()) == said
+    True
+    """
+    try:
+        facts = json.loads(text)
+        given = {field.name: _fact(facts[field.name]) for field in fields(Statement)}
+        if not (isinstance(given["epsilon"], float) and isinstance(given["stamp"], str)):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DataError("this is no privacy statement of saltflat, or a damaged one") from None
+    return Statement(**given)
+
+
+def _fact(value: object) -> Any:
+    """Lists were tuples, null was infinity, and whole numbers were numbers like others."""
+    if isinstance(value, list):
+        return tuple(_fact(item) for item in value)
+    if value is None:
+        return math.inf
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMOVE) -> Statement:
     """The statement for a run whose whole private access is ``event``.
 
@@ -167,6 +199,34 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ())),
         warnings=warnings,
         stamp=SEEDED if declared.seeded else "",
+    )
+
+
+def state_bare(event: DpEvent, declared: Declared) -> Statement:
+    """The statement of a plain baseline, which ran as ``event`` says and with neither clip nor noise: no promise.
+
+    >>> from saltflat.privacy.accounting.events import phase_event
+    >>> bare = state_bare(phase_event(0.1, 1.0, 10), Declared(delta=1e-5, size=1000))
+    >>> bare.epsilon, bare.stamp
+    (inf, 'NOT PRIVATE: no clipping and no noise')
+    """
+    return Statement(
+        epsilon=math.inf,
+        delta=declared.delta,
+        unit=declared.unit,
+        adjacency=adjacency_words(ADD_REMOVE),
+        sampling=describe_sampling(event),
+        accountant="none",
+        curve=(),
+        epsilon_unamplified=math.inf,
+        membership_advantage=1.0,
+        membership_accuracy=1.0,
+        posterior=1.0,
+        selection=declared.selection,
+        released=declared.released,
+        not_covered=("anything: this is a baseline",),
+        warnings=(),
+        stamp=BARE,
     )
 
 

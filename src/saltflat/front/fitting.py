@@ -1,0 +1,196 @@
+"""What happens in `fit`: plan, promise, train, and say how it ended."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from saltflat.core.contribution import Loss
+from saltflat.core.plan import Plan
+from saltflat.core.step import Safeguards
+from saltflat.core.train import Progress, Running, Watch, is_true, train
+from saltflat.errors import Interrupted
+from saltflat.front.given import Ready, Settings, declared_by, given, stated
+from saltflat.front.shown import Shown
+from saltflat.privacy.accounting.events import compose, phase_event
+from saltflat.privacy.limits import SEEDED, rounded_up
+from saltflat.privacy.record.statement import Statement, state
+from saltflat.tree import Tree
+
+CTRL_C, WATCH = "Ctrl-C", "watch"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Fitted:
+    """What `fit` returns: the model with its new weights, the plan that ran, and what it promises.
+
+    ``stopped`` is empty for a run that took all its steps, else what ended it: "watch" or "Ctrl-C". ``steps`` are those
+    that were taken. ``spent`` is what they cost if no result chose when to stop; ``epsilon`` holds whatever chose it.
+    """
+
+    model: nn.Module
+    params: Tree
+    plan: Plan
+    statement: Statement
+    steps: int
+    spent: float
+    stopped: str = ""
+
+    @property
+    def epsilon(self) -> float:
+        """An upper bound on what the run cost; infinite if it is not private: seeded noise, or none."""
+        return math.inf if self.statement.stamp else self.statement.epsilon
+
+    @property
+    def delta(self) -> float:
+        return self.statement.delta
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C ended the run."""
+        return self.stopped == CTRL_C
+
+    def __repr__(self) -> str:
+        return told(self.statement, self.plan)
+
+
+def told(statement: Statement, plan: Plan) -> str:
+    """Everything that must be said together with an epsilon, in short; `Statement.as_text` says more."""
+    cost = f"epsilon {rounded_up(statement.epsilon)} at delta {statement.delta:g}"
+    if statement.stamp == SEEDED:
+        cost = f"{statement.stamp}; with fresh secret noise it would be {cost}"
+    elif statement.stamp:
+        cost = statement.stamp
+    return "\n".join(
+        [
+            cost,
+            f"unit: one {statement.unit}; adjacency: {statement.adjacency}",
+            f"sampling: {statement.sampling}; accountant: {statement.accountant}",
+            *(
+                f"{type(phase.method).__name__}: {phase.steps} steps, noise multiplier {phase.noise_multiplier:.3g}"
+                for phase in plan.phases
+            ),
+            *(f"warning: {warning}" for warning in statement.warnings),
+        ]
+    )
+
+
+def fitted(
+    screen: Shown,
+    model: nn.Module,
+    loss: nn.Module | Loss,
+    data: Any,
+    settings: Mapping[str, Any],
+    reading: Mapping[str, Any],
+    *,
+    safeguards: Safeguards | None,
+    running: Running | None,
+) -> Fitted:
+    """See `fit`: ``settings`` are those of `Settings`, ``reading`` those of `given`."""
+    safeguards, running = safeguards or Safeguards(), running or Running()
+    asked = Settings(**settings)
+    known = given(model, loss, data, **reading)
+    ready, unit = asked.planned(known.count), known.contribution.unit
+    statement = stated(ready, unit, safeguards, running)
+    seen = _Seen(screen, running.watch, ready.delta)
+    try:
+        params = train(
+            ready.plan,
+            known.contribution,
+            known.units,
+            safeguards=safeguards,
+            running=replace(running, watch=seen),
+        )
+    except Interrupted as error:
+        if error.signal != signal.SIGINT:  # the whole program is asked to end, which is not ours to take back
+            raise
+        params = seen.interrupted(str(error))
+    finally:
+        known.units.close()
+    if running.checkpoints is not None:
+        statement = stated(ready, unit, safeguards, running)  # with what ran again
+    taken, spent = seen.steps(ready.plan), seen.spent(statement)
+    if seen.stopped:
+        statement = _stopped(statement, ready, unit, safeguards, running, seen, spent)
+    return Fitted(
+        model=model,
+        params=params,
+        plan=ready.plan,
+        statement=statement,
+        steps=taken,
+        spent=spent,
+        stopped=seen.stopped,
+    )
+
+
+class _Seen:
+    """Watches a run for the screen and for whoever called, and remembers how far it came."""
+
+    def __init__(self, screen: Shown, watch: Watch | None, delta: float) -> None:
+        self._screen, self._watch, self._delta = screen, watch, delta
+        self.last: Progress | None = None
+        self.stopped = ""
+
+    def __call__(self, progress: Progress) -> bool:
+        self.last = progress = replace(progress, delta=self._delta)
+        self._screen.step(progress)
+        enough = self._watch is not None and is_true(self._watch(progress))
+        if enough and progress.step < progress.steps:
+            self.stopped = WATCH
+        return enough
+
+    def interrupted(self, why: str) -> Tree:
+        assert self.last is not None  # a signal is answered after a step
+        self.stopped = CTRL_C
+        self._screen.say(f"saltflat: {why}")
+        return self.last.ending
+
+    def steps(self, plan: Plan) -> int:
+        """All of them, for a run that was finished before it was called again."""
+        return plan.steps if self.last is None else self.last.step
+
+    def spent(self, statement: Statement) -> float:
+        if statement.stamp:
+            return math.inf
+        if self.last is None or not self.stopped:
+            return statement.epsilon
+        return min(self.last.epsilon(), statement.epsilon)
+
+
+def _stopped(
+    statement: Statement,
+    ready: Ready,
+    unit: str,
+    safeguards: Safeguards,
+    running: Running,
+    seen: _Seen,
+    spent: float,
+) -> Statement:
+    """The statement of a run that ended early: of the whole plan, if results may have chosen when.
+
+    *Guarantee*: what a run of fewer steps releases is part of what the whole plan releases, whatever chose when.
+    The steps taken alone are stated where nothing that was released could be seen before Ctrl-C was pressed.
+    """
+    assert seen.last is not None
+    plan = ready.plan
+    place = f"stopped by {seen.stopped} after step {seen.last.step} of {plan.steps}"
+    unseen = seen.stopped == CTRL_C and running.watch is None and running.checkpoints is None
+    if statement.stamp:
+        return replace(statement, warnings=(*statement.warnings, place))
+    if unseen and not plan.data_driven:
+        event = compose(*(phase_event(*cost, count) for cost, count in seen.last.spent.steps.items()))
+        own = state(event, declared_by(ready, unit, safeguards))
+        note = (
+            f"{place}: epsilon is that of the steps taken, as no result was shown that could have chosen when"
+        )
+        return replace(own, warnings=(*own.warnings, note))
+    note = (
+        f"{place}: epsilon is that of the whole plan, as results may have chosen when; if none did, the steps taken "
+        f"cost epsilon {rounded_up(spent)}"
+    )
+    return replace(statement, warnings=(*statement.warnings, note))
