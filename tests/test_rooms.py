@@ -29,12 +29,21 @@ STEP = [
 ]
 ONLY = {
     "gradients": {"tree", "errors", "gradients"},
-    "methods": {"tree", "frames", "door", "errors", "methods"},
+    "methods": {"tree", "frames", "door", "errors", "methods", "settings"},
     "landscape": {"tree", "errors", "landscape"},
     "privacy": {"tree", "errors", "privacy"},
     "privacy/accounting": {"errors", "privacy.limits", "privacy.accounting"},  # not who took the steps
-    "data": {"core.sampling", "errors", "data"},
-    "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
+    "data": {"core.sampling", "errors", "data", "settings"},
+    "plans": {
+        "core.plan",
+        "door",
+        "errors",
+        "methods",
+        "optimizers",
+        "plans",
+        "privacy.accounting.splits",
+        "settings",
+    },
     "report": {
         "errors",
         "privacy",
@@ -49,7 +58,18 @@ ONLY = {
     "runs/measures.py": {"runs.layout"},
     "runs/identity.py": {"errors", "privacy.record", "runs.layout"},
     "audit": {"audit", "clipping", "data", "errors", "landscape", "optimizers", "privacy", "tree"},
-    "front": {"core", "clipping", "door", "errors", "front", "methods", "optimizers", "privacy", "tree"},
+    "front": {
+        "core",
+        "clipping",
+        "door",
+        "errors",
+        "front",
+        "methods",
+        "optimizers",
+        "privacy",
+        "settings",
+        "tree",
+    },
 }
 
 

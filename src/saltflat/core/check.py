@@ -19,7 +19,8 @@ from torch.nn.parameter import UninitializedParameter
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
-from saltflat.errors import ModelError, SaltflatError
+from saltflat.errors import ModelError, SaltflatError, SettingError
+from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 Take = Callable[[Indices], Batch]
@@ -34,6 +35,8 @@ def check_model(model: nn.Module) -> None:
     Traceback (most recent call last):
     saltflat.errors.ModelError: layer '1' is a BatchNorm1d: ...
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
     for name, module in model.named_modules():
@@ -60,6 +63,10 @@ def without_batchnorm(model: nn.Module, *, groups: int = 32) -> nn.Module:
     >>> type(norm).__name__, norm.num_groups, norm.num_channels
     ('GroupNorm', 4, 8)
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
+    if not is_whole(groups):
+        raise SettingError(f"groups is a whole number, at least 1; got {groups!r}")
     if isinstance(model, _BatchNorm):
         return _group_norm(model, groups)
     model = copy.deepcopy(model)

@@ -17,6 +17,7 @@ from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
 from saltflat.core.sampling import Indices, Sampler, is_secret, poisson
+from saltflat.errors import SettingError
 from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.tree import Tree
 
@@ -39,6 +40,18 @@ class Safeguards:
     noise: Noise = field(default_factory=SecureNoise)
     sampling: Sampler = field(default_factory=SecureSampling)
     meter: Meter | None = None
+
+    def __post_init__(self) -> None:
+        needs = {"noise": ("private", "normal"), "sampling": ("random",), "meter": ("step",)}
+        for name, parts in needs.items():
+            value = getattr(self, name)
+            ways = [getattr(value, part, None) for part in parts]
+            absent = isinstance(value, type) or not all(callable(w) or isinstance(w, bool) for w in ways)
+            if absent and not (name == "meter" and value is None):
+                raise SettingError(
+                    f"{name} is a value with {' and '.join(parts)}; got a {type(value).__name__}: leave it out, and a "
+                    "sound one is taken"
+                )
 
     @property
     def secret(self) -> bool:

@@ -28,8 +28,9 @@ from saltflat.core.step import (
     start,
 )
 from saltflat.core.stop import finish_first
-from saltflat.errors import BudgetError, Interrupted, ModelError
+from saltflat.errors import BudgetError, Interrupted, ModelError, SettingError
 from saltflat.privacy.noise import SecureSampling
+from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 
@@ -54,6 +55,14 @@ class Running:
     physical: int = 256
     checkpoints: Checkpoints | None = None
     watch: Callable[[Progress], None] = lambda progress: None
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.physical):
+            raise SettingError(f"physical is a whole number of units, at least 1; got {self.physical!r}")
+        if not (self.checkpoints is None or isinstance(self.checkpoints, Checkpoints)):
+            raise SettingError(f"checkpoints is Checkpoints(folder), or None; got {self.checkpoints!r}")
+        if not callable(self.watch):
+            raise SettingError(f"watch is a function that is called after each step; got {self.watch!r}")
 
 
 def trainable(model: nn.Module) -> Tree:

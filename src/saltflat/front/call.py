@@ -16,7 +16,7 @@ from saltflat.core.sampling import Batch
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, train
 from saltflat.door import AnyMethod
-from saltflat.front.given import METHOD, OPTIMIZER, Settings, given, stated
+from saltflat.front.given import METHOD, OPTIMIZER, Settings, around, given, stated
 from saltflat.optimizers import Optimizer
 from saltflat.privacy.limits import rounded_up
 from saltflat.privacy.record.statement import Statement
@@ -113,7 +113,7 @@ def fit(
     sampling: Poisson sampling at rate 0.2; accountant: PLD
     DPSGD: 10 steps, noise multiplier ...
     """
-    safeguards, running = safeguards or Safeguards(), running or Running()
+    safeguards, running = around(safeguards, running)
     settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, optimizer, size)
     private = given(model, loss, data, views=views, augment=augment)
     plan = settings.planned(private.count)

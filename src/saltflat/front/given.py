@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -22,9 +21,10 @@ from saltflat.door import AnyMethod
 from saltflat.errors import AccountingError, DataError, ModelError, SettingError
 from saltflat.methods import SAT
 from saltflat.optimizers import SGD, Optimizer
-from saltflat.privacy.limits import checked_delta, checked_epsilon
+from saltflat.privacy.limits import STEPS_CEILING, checked_delta, checked_epsilon
 from saltflat.privacy.record.ledger import Run
 from saltflat.privacy.record.statement import Declared, Statement, state
+from saltflat.settings import is_positive, is_whole
 
 METHOD = SAT(radius=0.03)  # these two are what `fit` takes if nothing else is said
 OPTIMIZER = SGD(lr=2.0, momentum=0.9)
@@ -52,7 +52,7 @@ class Settings:
         _checked(checked_delta, self.delta)
         if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
-        if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
+        if not (self.size is None or is_whole(self.size)):
             raise SettingError(
                 f"size is a public number of examples, at least as many as there are; got {self.size!r}"
             )
@@ -64,11 +64,11 @@ class Settings:
     def _check_phase(self) -> None:
         if self.epsilon is None:
             raise SettingError("epsilon is missing: say how much privacy the run may cost, such as epsilon=3")
-        if not (isinstance(self.batch_size, int) and self.batch_size >= 1):
+        if not is_whole(self.batch_size):
             raise SettingError(
                 f"batch_size is the expected number of examples in a step; got {self.batch_size!r}"
             )
-        if not (isinstance(self.epochs, int | float) and 0 < self.epochs < math.inf):
+        if not is_positive(self.epochs):
             raise SettingError(f"epochs must be positive and finite; got {self.epochs!r}")
 
     def _check_plan(self) -> None:
@@ -104,12 +104,30 @@ class Settings:
             )
         phase = Phase(
             method=self.method,
-            steps=max(1, round(self.epochs * size / self.batch_size)),
+            steps=self._steps(size),
             noise_multiplier=1.0,  # calibration scales it
             clip_norm=self.clip_norm,
             optimizer=self.optimizer,
         )
         return Plan(phases=(phase,), rate=self.batch_size / size, size=size)
+
+    def _steps(self, size: int) -> int:
+        steps = self.epochs * size / self.batch_size
+        if not steps <= STEPS_CEILING:
+            raise SettingError(
+                f"epochs={self.epochs:g} are {steps:g} steps, and {STEPS_CEILING} are the most"
+            )
+        return max(1, round(steps))
+
+
+def around(safeguards: Safeguards | None, running: Running | None) -> tuple[Safeguards, Running]:
+    """What a run rests on and how it is run, or what they are without a word."""
+    safeguards = Safeguards() if safeguards is None else safeguards
+    running = Running() if running is None else running
+    for name, value, kind in (("safeguards", safeguards, Safeguards), ("running", running, Running)):
+        if not isinstance(value, kind):
+            raise SettingError(f"{name} is saltflat.{kind.__name__}(...); got a {type(value).__name__}")
+    return safeguards, running
 
 
 def _checked(check: Callable[[object], float], value: object) -> float:

@@ -24,7 +24,7 @@ from saltflat.core.step import Position, Safeguards
 from saltflat.core.train import Progress, Running, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import ModelError, PrivacyError, SettingError
-from saltflat.front.given import METHOD, Settings, given, stated
+from saltflat.front.given import METHOD, Settings, around, given, stated
 from saltflat.privacy.record.history import epsilon_of
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
@@ -287,7 +287,7 @@ def make_private(
     >>> private.done, 2.9 < private.epsilon() <= 3
     (10, True)
     """
-    safeguards, running = safeguards or Safeguards(), running or Running()
+    safeguards, running = around(safeguards, running)
     settings = Settings(epsilon, delta, method, batch_size, epochs, clip_norm, plan, size=size)
     private = given(model, loss, data, views=views, augment=augment)
     own = OnModel(model, optimizer)

@@ -23,6 +23,7 @@ from saltflat.privacy.limits import (
     checked_count,
     checked_delta,
     checked_epsilon,
+    real,
     rounded_down,
     rounded_up,
 )
@@ -62,8 +63,11 @@ class Declared:
     def __post_init__(self) -> None:
         checked_delta(self.delta)
         checked_count("the declared number of units", self.size, ceiling=10**15)
+        for name in ("seeded", "counted", "reproduce"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
         for name in ("unit", "selection"):
-            if not str(getattr(self, name)).strip():
+            if not (isinstance(getattr(self, name), str) and getattr(self, name).strip()):
                 raise SettingError(
                     f"{name} is empty: say it in words, it is printed in the privacy statement"
                 )
@@ -194,7 +198,7 @@ def true_positive_bound(epsilon: float, delta: float, *, false_positives: float)
     0.0272
     """
     epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
-    if not 0 <= false_positives <= 1:
+    if not 0 <= real("false_positives", false_positives) <= 1:
         raise SettingError(f"false_positives is {false_positives}: it is a share, from 0 to 1")
     small = math.exp(min(epsilon, 700.0)) * false_positives + delta
     large = 1 - math.exp(-epsilon) * (1 - delta - false_positives)
@@ -210,7 +214,7 @@ def posterior_bound(epsilon: float, delta: float, *, prior: float, false_positiv
     >>> round(posterior_bound(1.0, 1e-5, prior=0.5, false_positives=0.01), 3)
     0.731
     """
-    if not 0 <= prior <= 1:
+    if not 0 <= real("prior", prior) <= 1:
         raise SettingError(f"prior is {prior}: it is a probability, from 0 to 1")
     found = prior * true_positive_bound(epsilon, delta, false_positives=false_positives)
     accused = found + (1 - prior) * false_positives
