@@ -204,7 +204,7 @@ class PerLayer(Plain):
     def __post_init__(self) -> None:
         named = self.bounds if isinstance(self.bounds, Mapping) else {"bounds": self.bounds}
         if not named:
-            raise SettingError("per-layer clipping needs a bound for at least one layer; got none")
+            raise SettingError("per-layer clipping needs bounds for at least one layer; got none")
         for name, bound in named.items():
             if not isinstance(name, str):
                 raise SettingError(
@@ -262,10 +262,12 @@ def as_clip(clip: float | Clip) -> Clip:
     """A number is the bound of flat clipping."""
     if is_positive(clip) or (isinstance(clip, float) and clip == math.inf):
         return Flat(float(clip))
-    if isinstance(clip, int | float | type | numbers.Real) or not hasattr(clip, "sensitivity"):
+    if isinstance(clip, int | float | numbers.Real) and not isinstance(clip, bool):
         raise SettingError(
-            f"clip_norm is a positive number or a clipping rule (PerLayer, Automatic); got {clip!r}"
+            f"clip_norm must be positive, or a clipping rule (PerLayer, Automatic); got {clip!r}"
         )
+    if isinstance(clip, bool | type) or not hasattr(clip, "sensitivity"):
+        raise SettingError(f"clip_norm is a number or a clipping rule (PerLayer, Automatic); got {clip!r}")
     return clip
 
 

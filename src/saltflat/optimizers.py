@@ -263,11 +263,8 @@ def _noise_std(direction: Tree) -> float:
 
 
 def _check_rate(rate: Schedule) -> None:
-    if not callable(rate):
-        sound = is_positive(rate)
-    else:
-        sound = not isinstance(rate, type) and is_number(first(rate), 0)
-    if not sound:
+    by_step = is_number(first(rate), 0) if callable(rate) and not isinstance(rate, type) else False
+    if not (by_step or is_positive(rate)):
         raise SettingError(
             f"a learning rate is positive and finite, or a function of the step that gives such; got lr={rate!r}"
         )

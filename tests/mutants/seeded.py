@@ -215,7 +215,7 @@ NUMBERS = (
         "any-clip-norm",
         "a clip norm of 1e-30 is taken",
         HOSTILE + "test_clip_norms_beyond_what_numbers_can_tell_apart[1e-30]",
-        (PLAN, "if not (SMALLEST <= bound <= LARGEST or", "if not (0 < bound <= LARGEST or"),
+        (PLAN, "if not (is_number(bound, SMALLEST, LARGEST) or", "if not (is_number(bound, 0, LARGEST) or"),
         hole=8,
     ),
     mutant(
@@ -525,7 +525,7 @@ RECORD = (
     mutant(
         "no-fsync",
         "lines of the ledger wait in the memory of the machine",
-        "privacy/test_ledger.py::test_d3_power_loss",
+        "privacy/test_durable.py::test_d3_after_a_power_cut_it_is_the_last_one_written_or_the_next",
         (
             "privacy/record/durable.py",
             "    _write_all(descriptor, data)\n    sync(descriptor)\n",
@@ -657,9 +657,23 @@ ACCOUNT = (
     ),
     mutant(
         "nan-passes",
-        "`x <= 0` lets a noise multiplier that is no number through",
-        "core/test_train.py::TestPlan::test_wrong_phases[noise_multiplier-nan]",
-        (PLAN, "if not self.noise_multiplier >= 0 or", "if self.noise_multiplier < 0 or"),
+        "`x < low` lets what is no number through",
+        "test_fuzz.py::test_d8[settings]",
+        (
+            "settings.py",
+            "return _is_real(value) and math.isfinite(value) and low <= value <= high",
+            "return _is_real(value) and not (value < low or value > high)",
+        ),
+    ),
+    mutant(
+        "truth-for-one",
+        "True is taken for the number 1",
+        "test_fuzz.py::test_d8[settings]",
+        (
+            "settings.py",
+            "if not isinstance(value, numbers.Real) or isinstance(value, bool):",
+            "if not isinstance(value, numbers.Real):",
+        ),
     ),
     mutant(
         "nan-delta-passes",

@@ -81,7 +81,7 @@ def checked_share(share: object) -> float:
 
 
 def real(name: str, value: object) -> float:
-    """``value`` as a float, or a refusal; a truth value, a text and 10**400 are none. NaN is for the range to refuse."""
+    """``value`` as a float, or a refusal; a truth value, a text and 10**400 are none. Ranges refuse NaN."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         with suppress(OverflowError):
             return float(value)
