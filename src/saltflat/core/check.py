@@ -307,7 +307,12 @@ def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None
     except Exception:  # what cannot be read contributes nothing; others are looked at as training goes on
         return
     rows = rows_in(batches[0]) // max(1, min(count, 4))
-    one, other = (list(leaves(views(batch))) for batch in batches)
+    try:
+        one, other = (list(leaves(views(batch))) for batch in batches)
+    except SaltflatError:
+        raise
+    except Exception:  # the same, of what cannot be augmented
+        return
     for a, b in zip(one, other, strict=True):
         own = len(a) // max(1, min(count, 4))
         if rows and not torch.equal(torch.nan_to_num(a[own:]), torch.nan_to_num(b[own:])):
@@ -342,7 +347,7 @@ def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int
             break
     if not found and failed is not None:
         raise ModelError(
-            f"the loss fails on every one of the first examples: {_why(contribution, params, *failed)}"
+            f"the loss, or an augment before it, fails on every one of the first examples: {_why(contribution, params, *failed)}"
         )
     return _together(contribution, params, found) if found else None
 
@@ -376,7 +381,7 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
     """Refuse data that gives more or fewer rows than units: each row would have a clip of its own."""
     if rows_in(batch) != contribution.rows_per_unit:
         raise ModelError(
-            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared: each row would be "
+            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (views, or a user's): each row would be "
             "clipped by itself, and a unit would move the sum by several clip norms; let collate give one row per "
             "unit, or use per_user(rows=...)"
         )

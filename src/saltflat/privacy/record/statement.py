@@ -227,7 +227,7 @@ def delta_warnings(declared: Declared) -> tuple[str, ...]:
     >>> delta_warnings(Declared(delta=1e-5, size=60_000))
     ('delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised',)
     """
-    delta, size = declared.delta, declared.size
+    delta, size = float(declared.delta), declared.size
     if delta * size > 1 + 1e-9 and not declared.reproduce:
         raise PrivacyError(
             f"delta {delta:g} is above 1/{size}: it would permit publishing one {declared.unit} at random; "
