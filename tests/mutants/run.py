@@ -2,6 +2,7 @@
 
     python tests/mutants/run.py [NAME ...] [--jobs N] [--log FILE]     each mutant, by the test that it names
     python tests/mutants/run.py --clean 20                             all those tests without any bug: false alarms
+    python tests/mutants/run.py --page                                 write the list into docs/reliability.md
     python tests/mutants/run.py --generated                            which holes the generated attacks find unaided
 
 With ``--log`` every result is kept in a file, and a run that was broken off goes on from there.
@@ -78,6 +79,7 @@ def pytest(tests: Sequence[str], source: Path) -> subprocess.CompletedProcess[st
     """These tests, against these sources."""
     command = [sys.executable, "-m", "pytest", "-q", "--tb=line", *tests]
     around = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    around |= {"FIRST_FOUND": "1"} if GENERATED in tests else {}  # a small example is not asked for
     return subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=False)
 
 
@@ -135,6 +137,29 @@ def told(results: Iterable[Result], good: Sequence[str]) -> int:
     return 0 if counts.keys() <= set(good) else 1
 
 
+PAGE = ROOT / "docs" / "reliability.md"
+BEGIN, END = "<!-- mutants: begin -->\n", "<!-- mutants: end -->"
+
+
+def table() -> str:
+    """The list as it stands on the page: by hole, then the others."""
+    lines = ["| mutant | hole | what it does | test that kills it |", "|---|---|---|---|"]
+    for mutant in MUTANTS:
+        test = mutant.killed_by.removeprefix("tests/").partition("[")[0].replace("::", " ")
+        lines.append(f"| {mutant.name} | {mutant.hole or ''} | {mutant.story} | `{test}` |")
+    return "\n".join(lines) + "\n"
+
+
+def in_page() -> str:
+    """The table on the page."""
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+def write_page() -> None:
+    before, begin, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + begin + table() + END + rest.partition(END)[2])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -146,7 +171,11 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--log", type=Path, help="keep results here, and go on from them")
+    parser.add_argument("--page", action="store_true", help="write the list into docs/reliability.md")
     given = parser.parse_args()
+    if given.page:
+        write_page()
+        return 0
     if unknown := set(given.names) - {mutant.name for mutant in MUTANTS}:
         parser.error(f"no mutant is called {', '.join(sorted(unknown))}")
     some = [mutant for mutant in MUTANTS if not given.names or mutant.name in given.names]

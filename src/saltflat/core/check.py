@@ -347,7 +347,8 @@ def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int
             break
     if not found and failed is not None:
         raise ModelError(
-            f"the loss, or an augment before it, fails on every one of the first examples: {_why(contribution, params, *failed)}"
+            "the loss, or an augment before it, fails on every one of the first examples: "
+            f"{_why(contribution, params, *failed)}"
         )
     return _together(contribution, params, found) if found else None
 
@@ -381,8 +382,8 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
     """Refuse data that gives more or fewer rows than units: each row would have a clip of its own."""
     if rows_in(batch) != contribution.rows_per_unit:
         raise ModelError(
-            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (views, or a user's): each row would be "
-            "clipped by itself, and a unit would move the sum by several clip norms; let collate give one row per "
+            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (views, or a user's): "
+            "each row would be clipped by itself, and a unit would move the sum by several clip norms; let collate give one row per "
             "unit, or use per_user(rows=...)"
         )
 
