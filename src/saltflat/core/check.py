@@ -382,9 +382,9 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
     """Refuse data that gives more or fewer rows than units: each row would have a clip of its own."""
     if rows_in(batch) != contribution.rows_per_unit:
         raise ModelError(
-            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (views, or a user's): "
-            "each row would be clipped by itself, and a unit would move the sum by several clip norms; let collate give one row per "
-            "unit, or use per_user(rows=...)"
+            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (as views, or of a "
+            "user): each row would be clipped by itself, and a unit would move the sum by several clip norms; let "
+            "collate give one row per unit, or use per_user(rows=...)"
         )
 
 
