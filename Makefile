@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
 JOBS   ?= 2
 
-.PHONY: help setup demo test test-slow bench bench-methods lint format clean
+.PHONY: help setup demo test test-slow mutants bench bench-methods lint format clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -34,6 +34,9 @@ test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes
 
 test-slow: $(STAMP) ## the long suites
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m slow
+
+mutants: $(STAMP) ## seed privacy bugs one by one: each must be killed by the test that it names (ARGS=--clean 20: no bug)
+	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS) $(ARGS)
 
 bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models; and what the checks cost
 	@$(BIN)/python benchmarks/step.py $(ARGS)

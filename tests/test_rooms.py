@@ -29,12 +29,21 @@ STEP = [
 ]
 ONLY = {
     "gradients": {"tree", "errors", "gradients"},
-    "methods": {"tree", "frames", "door", "errors", "methods"},
+    "methods": {"tree", "frames", "door", "errors", "methods", "settings"},
     "landscape": {"tree", "errors", "landscape"},
     "privacy": {"tree", "errors", "privacy"},
     "privacy/accounting": {"errors", "privacy.limits", "privacy.accounting"},  # not who took the steps
-    "data": {"core.sampling", "errors", "data"},
-    "plans": {"core.plan", "door", "errors", "methods", "optimizers", "plans", "privacy.accounting.splits"},
+    "data": {"core.sampling", "errors", "data", "settings"},
+    "plans": {
+        "core.plan",
+        "door",
+        "errors",
+        "methods",
+        "optimizers",
+        "plans",
+        "privacy.accounting.splits",
+        "settings",
+    },
     "report": {
         "audit.kept",
         "audit.result",
@@ -61,6 +70,7 @@ ONLY = {
         "methods",
         "optimizers",
         "privacy",
+        "settings",
         "tree",
     },
 }

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import SettingError
+from saltflat.settings import is_positive
 from saltflat.tree import Tree
 
 __all__ = ["Automatic", "Flat", "PerLayer"]
@@ -89,6 +90,12 @@ class Flat(Plain):
     """
 
     bound: float
+
+    def __post_init__(self) -> None:
+        if not (
+            isinstance(self.bound, float) and self.bound == math.inf
+        ):  # no clipping, for runs without noise
+            _check_bound("bound", self.bound)
 
     @property
     def sensitivity(self) -> float:
@@ -197,8 +204,12 @@ class PerLayer(Plain):
     def __post_init__(self) -> None:
         named = self.bounds if isinstance(self.bounds, Mapping) else {"bounds": self.bounds}
         if not named:
-            raise SettingError("per-layer clipping needs a bound for at least one layer; got none")
+            raise SettingError("per-layer clipping needs bounds for at least one layer; got none")
         for name, bound in named.items():
+            if not isinstance(name, str):
+                raise SettingError(
+                    f"bounds are {{prefix of parameter names: bound}}; got the prefix {name!r}"
+                )
             _check_bound(f"the bound of {name!r}", bound)
 
     @property
@@ -249,13 +260,17 @@ class PerLayer(Plain):
 
 def as_clip(clip: float | Clip) -> Clip:
     """A number is the bound of flat clipping."""
-    if isinstance(clip, int | float | numbers.Real):
+    if is_positive(clip) or (isinstance(clip, float) and clip == math.inf):
         return Flat(float(clip))
-    if not hasattr(clip, "sensitivity"):
+    if isinstance(clip, int | float | numbers.Real) and not isinstance(clip, bool):
+        raise SettingError(
+            f"clip_norm must be positive, or a clipping rule (PerLayer, Automatic); got {clip!r}"
+        )
+    if isinstance(clip, bool | type) or not hasattr(clip, "sensitivity"):
         raise SettingError(f"clip_norm is a number or a clipping rule (PerLayer, Automatic); got {clip!r}")
     return clip
 
 
 def _check_bound(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise SettingError(f"{name} must be positive and finite; got {value}")
+    if not is_positive(value):
+        raise SettingError(f"{name} must be positive and finite; got {value!r}")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from saltflat.errors import SettingError
 from saltflat.frames import Frame
 from saltflat.tree import Released, Tree
 
@@ -88,6 +89,19 @@ class Method(Protocol[S]):
 AnyMethod: TypeAlias = Method[
     Any
 ]  # what a wrapper takes, and what a phase holds: its state is its own business
+
+
+def check_pair(name: str, value: object, such_as: str) -> None:
+    """Methods and optimizers are values with ``init`` and ``step``; names and bare classes are not."""
+    pair = (getattr(value, "init", None), getattr(value, "step", None))
+    if isinstance(value, type) or not all(map(callable, pair)):
+        given = repr(value) if isinstance(value, str | type | None) else f"a {type(value).__name__}"
+        raise SettingError(f"{name} is a value with init and step, such as {such_as}; got {given}")
+
+
+def check_method(value: object) -> None:
+    """Refuse what is no method in the place of one."""
+    check_pair("method", value, "DPSGD() or SAT(radius=0.03)")
 
 
 def layers(method: AnyMethod) -> Iterator[AnyMethod]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from saltflat import tree
 from saltflat.clipping import Chunk
+from saltflat.errors import SettingError
 from saltflat.tree import Tree
 
 __all__ = ["Precondition", "Shift"]
@@ -68,6 +69,9 @@ class Shift:
 
     origin: Tree
 
+    def __post_init__(self) -> None:
+        _check_tree("origin", self.origin)
+
     def enter(self, chunk: Chunk) -> Chunk:
         return Shifted(chunk, self.origin)
 
@@ -89,6 +93,9 @@ class Precondition:
 
     scale: Tree
 
+    def __post_init__(self) -> None:
+        _check_tree("scale", self.scale)
+
     def enter(self, chunk: Chunk) -> Chunk:
         return chunk.scaled(self.scale)
 
@@ -98,3 +105,16 @@ class Precondition:
     def rise(self, low: Tree, high: Tree) -> float:
         """0: a loss is the same in any coordinates."""
         return 0.0
+
+
+def _check_tree(name: str, value: object) -> None:
+    """A frame that is no number anywhere would make every unit void: it is a mistake, and said to be one."""
+    leaves = list(value.values()) if isinstance(value, dict) else []
+    sound = [
+        isinstance(leaf, Tensor) and leaf.is_floating_point() and bool(leaf.isfinite().all())
+        for leaf in leaves
+    ]
+    if not (sound and all(sound)):
+        raise SettingError(
+            f"{name} is a tree, {{parameter: tensor}}, of finite numbers; got a {type(value).__name__}"
+        )

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from saltflat import tree
+from saltflat.door import check_pair
 from saltflat.errors import SettingError
-from saltflat.schedules import Schedule, at
+from saltflat.schedules import Schedule, at, first
+from saltflat.settings import is_fraction, is_number, is_positive
 from saltflat.tree import Released, Tree
 
 __all__ = ["EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Torch"]
@@ -50,6 +52,7 @@ class SGD:
     def __post_init__(self) -> None:
         _check_rate(self.lr)
         _check_fraction("momentum", self.momentum)
+        _check_decay(self.weight_decay)
 
     def init(self, params: Tree) -> tuple[int, Tree | None]:
         return 0, None
@@ -78,8 +81,10 @@ class Adam:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
-        for beta in self.betas:
-            _check_fraction("betas", beta)
+        _check_betas(self.betas)
+        _check_decay(self.weight_decay)
+        if not is_positive(self.eps):
+            raise SettingError(f"eps must be positive and finite; got {self.eps!r}")
 
     def init(self, params: Tree) -> tuple[int, Tree, Tree]:
         return 0, tree.zeros_like(params), tree.zeros_like(params)
@@ -127,10 +132,10 @@ class AdamBC:
 
     def __post_init__(self) -> None:
         _check_rate(self.lr)
-        for beta in self.betas:
-            _check_fraction("betas", beta)
-        if not 0 < self.floor < math.inf:
-            raise SettingError(f"floor must be positive and finite; got {self.floor}")
+        _check_betas(self.betas)
+        _check_decay(self.weight_decay)
+        if not is_positive(self.floor):
+            raise SettingError(f"floor must be positive and finite; got {self.floor!r}")
 
     def init(self, params: Tree) -> tuple[int, Tree, Tree, float]:
         return 0, tree.zeros_like(params), tree.zeros_like(params), 0.0
@@ -162,6 +167,11 @@ class AntiNoise:
     optimizer: Optimizer
     distance: float
 
+    def __post_init__(self) -> None:
+        check_pair("optimizer", self.optimizer, "SGD(lr=2.0)")
+        if not is_number(self.distance, 0):
+            raise SettingError(f"distance must be 0 or more, and finite; got {self.distance!r}")
+
     def init(self, params: Tree) -> tuple[Any, Tree]:
         return self.optimizer.init(params), tree.zeros_like(params)
 
@@ -185,6 +195,14 @@ class Torch:
 
     optimizer: Callable[[Iterable[Tensor]], torch.optim.Optimizer]
     scheduler: Callable[[torch.optim.Optimizer], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, made in (("optimizer", self.optimizer), ("scheduler", self.scheduler)):
+            if not (callable(made) or (name == "scheduler" and made is None)):
+                raise SettingError(
+                    f"{name} is a function that builds one, such as lambda p: torch.optim.AdamW(p, lr=1e-3); got a "
+                    f"{type(made).__name__}"
+                )
 
     def init(self, params: Tree) -> Any:
         own = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
@@ -245,12 +263,23 @@ def _noise_std(direction: Tree) -> float:
 
 
 def _check_rate(rate: Schedule) -> None:
-    if not callable(rate) and not (rate > 0 and math.isfinite(rate)):
+    by_step = is_number(first(rate), 0) if callable(rate) and not isinstance(rate, type) else False
+    if not (by_step or is_positive(rate)):
         raise SettingError(
-            f"a learning rate is positive and finite, or a function of the step; got lr={rate}"
+            f"a learning rate is positive and finite, or a function of the step that gives such; got lr={rate!r}"
         )
 
 
 def _check_fraction(name: str, value: float) -> None:
-    if not 0 <= value < 1:
-        raise SettingError(f"{name} must lie in [0, 1); got {value}")
+    if not is_fraction(value):
+        raise SettingError(f"{name} must lie in [0, 1); got {value!r}")
+
+
+def _check_betas(betas: tuple[float, float]) -> None:
+    if not (isinstance(betas, tuple | list) and len(betas) == 2 and all(map(is_fraction, betas))):
+        raise SettingError(f"betas must be two numbers that lie in [0, 1); got {betas!r}")
+
+
+def _check_decay(decay: float) -> None:
+    if not is_number(decay, 0):
+        raise SettingError(f"weight_decay must be 0 or more, and finite; got {decay!r}")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from saltflat.errors import SettingError
+from saltflat.settings import is_number, is_whole
 
 __all__ = ["Cosine", "Linear", "Piecewise"]
 
@@ -20,6 +21,14 @@ Schedule = float | Callable[[int], float]  # one number for all steps, or one fo
 def at(schedule: Schedule, step: int) -> float:
     """The schedule's number for a step."""
     return schedule(step) if callable(schedule) else schedule
+
+
+def first(schedule: Callable[[int], float]) -> object:
+    """What a function of the step gives for the first one; None if it fails."""
+    try:
+        return schedule(0)
+    except Exception:  # it may be anything that was handed in
+        return None
 
 
 @dataclass(frozen=True)
@@ -35,9 +44,14 @@ class Piecewise:
     ends: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.values, tuple | list) and all(map(is_number, self.values))):
+            raise SettingError(f"values of a piecewise schedule are finite numbers; got {self.values!r}")
+        if not (isinstance(self.ends, tuple | list) and all(is_whole(end, 0) for end in self.ends)):
+            raise SettingError(f"ends of a piecewise schedule are numbers of steps; got {self.ends!r}")
         if len(self.values) != len(self.ends) + 1 or list(self.ends) != sorted(set(self.ends)):
             raise SettingError(
-                f"a piecewise schedule has one value more than ends, which increase; got {self.values}, {self.ends}"
+                "a piecewise schedule has one of its values more than ends, which increase; got "
+                f"{self.values}, {self.ends}"
             )
 
     def __call__(self, step: int) -> float:
@@ -54,10 +68,13 @@ class _Ramp:
     levels: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or (self.levels is not None and self.levels < 2):
+        for name in ("start", "end"):
+            if not is_number(getattr(self, name)):
+                raise SettingError(f"{name} of a schedule is a finite number; got {getattr(self, name)!r}")
+        if not (is_whole(self.steps) and (self.levels is None or is_whole(self.levels, 2))):
             raise SettingError(
                 "a schedule runs over at least one step, in two levels or more; got "
-                f"steps={self.steps}, levels={self.levels}"
+                f"steps={self.steps!r}, levels={self.levels!r}"
             )
 
     def progress(self, step: int) -> float:

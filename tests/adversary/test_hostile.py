@@ -116,6 +116,22 @@ def test_a_collate_that_gives_more_rows_than_units() -> None:
         train(plain(), CRITERION, units)
 
 
+def test_a_collate_that_gives_more_rows_later() -> None:
+    """One row for each unit that is looked at by itself, and many in a batch: they add nothing."""
+    x, y = narrow()
+    data = torch.utils.data.TensorDataset(x, y)
+
+    def grown(items: list) -> tuple[Tensor, Tensor]:
+        times = 1 if len(items) == 1 else 50
+        xs, ys = torch.stack([each for each, _ in items]), torch.stack([label for _, label in items])
+        return xs.repeat_interleave(times, 0), ys.repeat_interleave(times, 0)
+
+    everyone = plan(phase(steps=1, noise_multiplier=0.0), rate=1.0, size=40)
+    model, before = plain(), plain()
+    sf.train(everyone, sf.per_example(model, sf.supervised(CRITERION)), sf.data.DatasetUnits.of(data, grown))
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+
+
 class Packed(nn.Module):
     """Tokens without their padding, all units' in one row of tokens, and each unit's mean afterwards."""
 

@@ -10,6 +10,7 @@ from steps import CRITERION, ask_about, examples, network, point_of
 from torch import Tensor, nn
 
 from saltflat import per_example, supervised
+from saltflat.clipping import LARGEST, SMALLEST
 from saltflat.core import mechanism
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.frames import Precondition, Shift
@@ -290,6 +291,12 @@ def test_mutant_plain_ghost_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(parts, "gram_square", parts.pair_sum)
     assert max(map(norm_of_a_cancelling_record, HUGE)) > 1.5
+
+
+def test_an_adaptive_clip_norm_stays_where_norms_can_be_told_apart() -> None:
+    for factor, expected in ((1e-40, SMALLEST), (1e40, LARGEST), (0.5, 0.5)):
+        door = ask_about(network(), examples(), clip_norm=1.0).counting(factor, 0.1)
+        assert door.sensitivity == pytest.approx(expected)
 
 
 def test_denominator_is_a_constant() -> None:

@@ -131,7 +131,10 @@ def test_a_finished_run_touches_neither_data_nor_meter(tmp_path: Path) -> None:
         def count(self) -> int:
             raise AssertionError("the data was read")
 
-        take = step = count
+        take = count
+
+        def step(self, rate: float, noise_multiplier: float) -> None:
+            raise AssertionError("a step was charged")
 
     done = run(plan(), tmp_path)
     again = train(

@@ -107,6 +107,16 @@ class TestLoop:
         run(two, noise=Source(), meter=Meter())
         assert events == [(0.5, 1.0), "noise", (0.5, 1.0), "noise", (0.5, 4.0), "noise", "noise"]
 
+    def test_a_second_sample_is_charged_too(self) -> None:
+        charged: list[float] = []
+
+        class Meter:
+            def step(self, rate: float, noise_multiplier: float) -> None:
+                charged.append(noise_multiplier)
+
+        run(plan(phase(steps=2, method=SAM(0.1, fresh=True))), meter=Meter())
+        assert sorted(charged) == [1.0, 1.0, 3.0, 3.0]
+
     def test_a_ledger_is_a_meter(self, tmp_path: Path) -> None:
         with Ledger.open(tmp_path / "twelve.ledger", dataset="twelve") as ledger:
             with ledger.run("one", unit="example", block=2) as meter:

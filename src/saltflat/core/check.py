@@ -20,7 +20,8 @@ from torch.nn.parameter import UninitializedParameter
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
-from saltflat.errors import ModelError, SaltflatError
+from saltflat.errors import ModelError, SaltflatError, SettingError
+from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 Take = Callable[[Indices], Batch]
@@ -35,6 +36,8 @@ def check_model(model: nn.Module) -> None:
     Traceback (most recent call last):
     saltflat.errors.ModelError: layer '1' is a BatchNorm1d: ...
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
     for name, module in model.named_modules():
@@ -61,6 +64,10 @@ def without_batchnorm(model: nn.Module, *, groups: int = 32) -> nn.Module:
     >>> type(norm).__name__, norm.num_groups, norm.num_channels
     ('GroupNorm', 4, 8)
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
+    if not is_whole(groups):
+        raise SettingError(f"groups is a whole number, at least 1; got {groups!r}")
     if isinstance(model, _BatchNorm):
         return _group_norm(model, groups)
     model = copy.deepcopy(model)
@@ -306,7 +313,12 @@ def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None
     except Exception:  # what cannot be read contributes nothing; others are looked at as training goes on
         return
     rows = rows_in(batches[0]) // max(1, min(count, 4))
-    one, other = (list(leaves(views(batch))) for batch in batches)
+    try:
+        one, other = (list(leaves(views(batch))) for batch in batches)
+    except SaltflatError:
+        raise
+    except Exception:  # the same, of what cannot be augmented
+        return
     for a, b in zip(one, other, strict=True):
         own = len(a) // max(1, min(count, 4))
         if rows and not torch.equal(torch.nan_to_num(a[own:]), torch.nan_to_num(b[own:])):
@@ -341,7 +353,8 @@ def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int
             break
     if not found and failed is not None:
         raise ModelError(
-            f"the loss fails on every one of the first examples: {_why(contribution, params, *failed)}"
+            "the loss, or an augment before it, fails on every one of the first examples: "
+            f"{_why(contribution, params, *failed)}"
         )
     return _together(contribution, params, found) if found else None
 
@@ -375,9 +388,9 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
     """Refuse data that gives more or fewer rows than units: each row would have a clip of its own."""
     if rows_in(batch) != contribution.rows_per_unit:
         raise ModelError(
-            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared: each row would be "
-            "clipped by itself, and a unit would move the sum by several clip norms; let collate give one row per "
-            "unit, or use per_user(rows=...)"
+            f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (as views, or of a "
+            "user): each row would be clipped by itself, and a unit would move the sum by several clip norms; let "
+            "collate give one row per unit, or use per_user(rows=...)"
         )
 
 

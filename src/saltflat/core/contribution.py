@@ -34,6 +34,7 @@ from saltflat.core.sampling import (
 from saltflat.errors import ModelError, SettingError
 from saltflat.gradients.chunk import Kept, book_keeping, checked_losses
 from saltflat.privacy.noise import SecureSampling
+from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 Predict = Callable[..., Any]
@@ -92,8 +93,12 @@ class PerExample:
 
     def __post_init__(self) -> None:
         keep_freed_memory()  # private steps are about to be taken in this process
-        if not self.views >= 1:
-            raise SettingError(f"an example has at least one view; got views={self.views}")
+        check_views_of(self.views, self.unit)
+        if not isinstance(self.model, nn.Module):
+            raise ModelError(f"the model is an nn.Module; got a {type(self.model).__name__}")
+        for name, function in (("loss", self.loss), ("augment", self.augment)):
+            if not (callable(function) or (name == "augment" and function is None)):
+                raise SettingError(f"{name} is a function; got a {type(function).__name__}")
 
     @property
     def rows_per_unit(self) -> int:
@@ -250,6 +255,15 @@ class Without:
         return Without(self.chunk.only(names), self.void)
 
 
+def check_views_of(views: object, unit: str = "example") -> None:
+    """Refuse a number of views, or of a user's rows, that is none."""
+    if is_whole(views):
+        return
+    if unit == "user":
+        raise SettingError(f"a user has a whole number of rows, at least one; got rows={views!r}")
+    raise SettingError(f"an example has at least one view, and whole ones; got views={views!r}")
+
+
 def each_view(augment: Callable[[Batch], Batch], views: int) -> Callable[[Batch], Batch]:
     """Augmentation multiplicity: every row ``views`` times, side by side, each changed by ``augment`` on its own.
 
@@ -262,8 +276,9 @@ def each_view(augment: Callable[[Batch], Batch], views: int) -> Callable[[Batch]
     >>> flip(torch.tensor([1.0, 2.0]))
     tensor([-1., -1., -2., -2.])
     """
-    if not views >= 1:
-        raise SettingError(f"an example has at least one view; got views={views}")
+    check_views_of(views)
+    if not callable(augment):
+        raise SettingError(f"augment is a function; got a {type(augment).__name__}")
     return lambda batch: augment(pick(batch, torch.arange(rows_in(batch)).repeat_interleave(views)))
 
 

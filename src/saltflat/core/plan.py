@@ -11,15 +11,20 @@ from typing import Any
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.clipping import LARGEST, SMALLEST, Clip, as_clip
-from saltflat.door import AnyMethod, fresh_noise
+from saltflat.door import AnyMethod, check_method, check_pair, fresh_noise
 from saltflat.errors import SettingError
 from saltflat.optimizers import EMA, Optimizer
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.calibration import calibrate_scale
 from saltflat.privacy.accounting.events import ChosenDpEvent, compose, phase_event
 from saltflat.privacy.accounting.filters import RdpFilter, planned_order
+from saltflat.privacy.limits import STEPS_CEILING
 from saltflat.privacy.record.history import most
 from saltflat.schedules import Schedule, at
+from saltflat.settings import is_number, is_positive, is_whole
+
+SCHEDULED = 10_000_000  # steps; a schedule of the noise is looked at for each of them
+LARGEST_SIZE = 10**15  # units of a data set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,26 +45,41 @@ class Phase:
     until: Callable[[Any], bool] | None = None
 
     def __post_init__(self) -> None:
-        _check_pair("method", self.method, "DPSGD() or SAT(radius=0.03)")
-        _check_pair(
+        check_method(self.method)
+        check_pair(
             "optimizer", self.optimizer, "SGD(lr=2.0) or Torch(lambda p: torch.optim.AdamW(p, lr=1e-3))"
         )
-        if not (isinstance(self.steps, int) and self.steps >= 1):
-            raise SettingError(f"a phase takes a whole number of steps, at least 1; got steps={self.steps}")
-        if not self.noise_multiplier >= 0 or math.isinf(self.noise_multiplier):
-            raise SettingError(f"noise_multiplier must be 0 or more, and finite; got {self.noise_multiplier}")
+        if not is_whole(self.steps, 1, STEPS_CEILING):
+            raise SettingError(
+                f"a phase takes a whole number of steps, from 1 to {STEPS_CEILING}; got steps={self.steps!r}"
+            )
+        if not is_number(self.noise_multiplier, 0):
+            raise SettingError(
+                f"noise_multiplier must be 0 or more, and finite; got {self.noise_multiplier!r}"
+            )
         bound = as_clip(self.clip_norm).sensitivity
-        if not (SMALLEST <= bound <= LARGEST or math.isinf(bound)) or bound < 0:
+        if not (is_number(bound, SMALLEST, LARGEST) or bound == math.inf):
             raise SettingError(
                 f"clip_norm must be positive, from {SMALLEST:g} to {LARGEST:g}, where float32 can tell norms apart "
                 f"(infinity: no clipping, without noise only); got {self.clip_norm}"
             )
         if math.isinf(bound) and self.noise_multiplier > 0:
             raise SettingError("noise needs a finite clip_norm: its scale is noise_multiplier x clip_norm")
+        if self.until is not None and not callable(self.until):
+            raise SettingError(f"until is a function of the method's state, or None; got {self.until!r}")
+        self._check_schedule()
+
+    def _check_schedule(self) -> None:
+        if callable(self.noise_schedule) and self.steps > SCHEDULED:
+            raise SettingError(f"noise_schedule serves at most {SCHEDULED} steps; got {self.steps}")
         for step in range(self.steps) if callable(self.noise_schedule) else (0,):
-            if not 0 < at(self.noise_schedule, step) < math.inf:
+            try:
+                factor: object = at(self.noise_schedule, step)
+            except Exception as error:  # it may be anything that was handed in
+                factor = error
+            if not is_positive(factor):
                 raise SettingError(
-                    f"noise_schedule gives positive, finite factors; got {at(self.noise_schedule, step)} at step {step}"
+                    f"noise_schedule gives positive, finite factors; got {factor!r} at step {step}"
                 )
 
     def noise_at(self, step: int) -> tuple[float, ...]:
@@ -104,12 +124,20 @@ class Plan:
     ema: EMA | None = None
 
     def __post_init__(self) -> None:
+        if not (isinstance(self.phases, tuple | list) and all(isinstance(p, Phase) for p in self.phases)):
+            raise SettingError(f"phases is a tuple of Phase; got a {type(self.phases).__name__}")
         if not self.phases:
-            raise SettingError("a plan needs at least one phase")
-        if not 0 < self.rate <= 1:
-            raise SettingError(f"rate is each unit's probability to join a step, in (0, 1]; got {self.rate}")
-        if not (isinstance(self.size, int) and self.size >= 1):
-            raise SettingError(f"size is the declared number of units, a whole number; got {self.size}")
+            raise SettingError("a plan needs at least one phase: phases=(Phase(...),)")
+        if not (is_positive(self.rate) and self.rate <= 1):
+            raise SettingError(
+                f"rate is each unit's probability to join a step, in (0, 1]; got {self.rate!r}"
+            )
+        if not is_whole(self.size, 1, LARGEST_SIZE):
+            raise SettingError(
+                f"size is the declared number of units, a whole number from 1 to {LARGEST_SIZE}; got {self.size!r}"
+            )
+        if not (self.ema is None or isinstance(self.ema, EMA)):
+            raise SettingError(f"ema is an EMA(decay=...), or None; got {self.ema!r}")
         for phase, following in zip(self.phases, self.phases[1:], strict=False):
             if phase.until is not None:
                 _check_handover(phase, following)
@@ -187,14 +215,6 @@ class Plan:
         return replace(self, phases=tuple(noisier))
 
 
-def _check_pair(name: str, value: object, such_as: str) -> None:
-    """Methods and optimizers are values with ``init`` and ``step``; names and bare classes are not."""
-    pair = (getattr(value, "init", None), getattr(value, "step", None))
-    if isinstance(value, type) or not all(map(callable, pair)):
-        given = repr(value) if isinstance(value, str | type | None) else f"a {type(value).__name__}"
-        raise SettingError(f"{name} is a value with init and step, such as {such_as}; got {given}")
-
-
 def _check_handover(phase: Phase, following: Phase) -> None:
     """The steps that ``phase`` saves are taken in the ``following`` one: they may not cost more there."""
     if callable(phase.noise_schedule) or callable(following.noise_schedule):
@@ -214,5 +234,7 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float) -> Plan:
 
     The phases' ratios are kept. The result's epsilon never exceeds the target, and reaches 99 % of it.
     """
+    if not isinstance(plan, Plan):
+        raise SettingError(f"plan is a Plan, whose noise is to be scaled; got a {type(plan).__name__}")
     factor = calibrate_scale(lambda scale: plan.scaled(scale).event(), epsilon=epsilon, delta=delta)
     return plan.scaled(factor)

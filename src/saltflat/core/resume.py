@@ -20,6 +20,7 @@ from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position
 from saltflat.errors import DataError, LedgerError, SettingError
 from saltflat.privacy.record import checkpoint
+from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 
@@ -41,8 +42,10 @@ class Checkpoints:
     every: int = 100
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.every, int) and self.every >= 1):
-            raise SettingError(f"every is a whole number of steps, at least 1; got {self.every}")
+        if not isinstance(self.folder, str | os.PathLike):
+            raise SettingError(f"folder is a path; got {self.folder!r}")
+        if not is_whole(self.every):
+            raise SettingError(f"every is a whole number of steps, at least 1; got {self.every!r}")
 
 
 def save(

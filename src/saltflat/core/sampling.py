@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from saltflat.errors import DataError, SettingError
+from saltflat.settings import is_positive, is_whole
 
 Indices = NDArray[np.int64]
 Batch = Any  # a tensor, or tuples, lists and dictionaries of tensors; rows on the first axis
@@ -74,11 +75,21 @@ class DatasetUnits:
     collate: Callable[[list], Batch] = field(default=default_collate, repr=False)
     workers: int = 0
 
+    def __post_init__(self) -> None:
+        if not is_whole(self.count, 0):
+            raise DataError(f"count is the dataset's length, a whole number; got {self.count!r}")
+        if not callable(self.collate):
+            raise DataError(f"collate is a function of a list of items; got a {type(self.collate).__name__}")
+
     @classmethod
     def of(
         cls, dataset: Dataset, collate: Callable[[list], Batch] = default_collate, *, workers: int = 0
     ) -> DatasetUnits:
-        return cls(dataset, len(dataset), collate, workers)  # type: ignore[arg-type]
+        try:
+            count = len(dataset)  # type: ignore[arg-type]
+        except TypeError as error:
+            raise DataError(f"a dataset with a length is needed; got a {type(dataset).__name__}") from error
+        return cls(dataset, count, collate, workers)
 
     def take(self, indices: Indices) -> Batch:
         if not self.workers or len(indices) < 2:
@@ -187,8 +198,8 @@ def poisson(count: int, rate: float, source: Sampler) -> Indices:
     >>> poisson(5, 1.0, np.random.default_rng())
     array([0, 1, 2, 3, 4])
     """
-    if not 0 < rate <= 1:
-        raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate}")
+    if not (is_positive(rate) and rate <= 1):
+        raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate!r}")
     return np.flatnonzero(source.random(count) < rate)
 
 

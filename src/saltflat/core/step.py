@@ -19,7 +19,7 @@ from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
 from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick, poisson
-from saltflat.errors import ModelError, SaltflatError
+from saltflat.errors import ModelError, SaltflatError, SettingError
 from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.tree import Tree
 
@@ -44,6 +44,18 @@ class Safeguards:
     noise: Noise = field(default_factory=SecureNoise)
     sampling: Sampler = field(default_factory=SecureSampling)
     meter: Meter | None = None
+
+    def __post_init__(self) -> None:
+        needs = {"noise": ("private", "normal"), "sampling": ("random",), "meter": ("step",)}
+        for name, parts in needs.items():
+            value = getattr(self, name)
+            ways = [getattr(value, part, None) for part in parts]
+            absent = isinstance(value, type) or not all(callable(w) or isinstance(w, bool) for w in ways)
+            if absent and not (name == "meter" and value is None):
+                raise SettingError(
+                    f"{name} is a value with {' and '.join(parts)}; got a {type(value).__name__}: leave it out, and a "
+                    "sound one is taken"
+                )
 
     @property
     def secret(self) -> bool:

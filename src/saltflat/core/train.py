@@ -36,6 +36,7 @@ from saltflat.errors import BudgetError, Interrupted, ModelError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.noise import SecureSampling
 from saltflat.privacy.record.history import Cost, epsilon_of
+from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 
@@ -81,6 +82,14 @@ class Running:
     physical: int = 256
     checkpoints: Checkpoints | None = None
     watch: Watch | None = None
+
+    def __post_init__(self) -> None:
+        if not is_whole(self.physical):
+            raise SettingError(f"physical is a whole number of units, at least 1; got {self.physical!r}")
+        if not (self.checkpoints is None or isinstance(self.checkpoints, Checkpoints)):
+            raise SettingError(f"checkpoints is Checkpoints(folder), or None; got {self.checkpoints!r}")
+        if not (self.watch is None or callable(self.watch)):
+            raise SettingError(f"watch is a function that is called after each step; got {self.watch!r}")
 
 
 @runtime_checkable

@@ -15,8 +15,10 @@ from torch import Generator, Tensor
 
 from saltflat.core.sampling import Batch
 from saltflat.errors import DataError, SettingError
+from saltflat.settings import is_number, is_whole
 
 Transform = Callable[[Tensor, Generator], Tensor]
+MOST_PIXELS = 1 << 20  # along a side
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,12 @@ class PadCrop:
     reflect: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.padding, bool) or not isinstance(self.padding, int) or self.padding < 0:
-            raise SettingError(f"padding is a whole number of pixels, at least 0; got {self.padding!r}")
+        if not is_whole(self.padding, 0, MOST_PIXELS):
+            raise SettingError(
+                f"padding is a whole number of pixels, from 0 to {MOST_PIXELS}; got {self.padding!r}"
+            )
+        if not isinstance(self.reflect, bool):
+            raise SettingError(f"reflect is True or False; got {self.reflect!r}")
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         count, channels, height, width = _shape(images)
@@ -76,8 +82,8 @@ class Flip:
     probability: float = 0.5
 
     def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise SettingError(f"a probability lies in [0, 1]; got {self.probability}")
+        if not is_number(self.probability, 0, 1):
+            raise SettingError(f"a probability lies in [0, 1]; got {self.probability!r}")
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         count, *_ = _shape(images)
@@ -98,8 +104,10 @@ class Cutout:
     size: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 1:
-            raise SettingError(f"a square has at least one pixel, and whole ones; got {self.size!r}")
+        if not is_whole(self.size, 1, MOST_PIXELS):
+            raise SettingError(
+                f"a square has at least one pixel, whole ones, at most {MOST_PIXELS}; got size={self.size!r}"
+            )
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
         count, _, height, width = _shape(images)
@@ -143,7 +151,7 @@ class Augment:
     generator: Generator
 
     def __post_init__(self) -> None:
-        if isinstance(self.views, bool) or not isinstance(self.views, int) or self.views < 1:
+        if not is_whole(self.views):
             raise SettingError(f"an example has at least one view; got views={self.views!r}")
 
     def __call__(self, batch: Batch) -> Batch:

@@ -15,7 +15,7 @@ from saltflat.core.plan import Plan
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Progress, Running, Watch, is_true, train
 from saltflat.errors import Interrupted
-from saltflat.front.given import Ready, Settings, declared_by, given, stated
+from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.shown import Shown
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.limits import SEEDED, rounded_up
@@ -92,7 +92,7 @@ def fitted(
     running: Running | None,
 ) -> Fitted:
     """See `fit`: ``settings`` are those of `Settings`, ``reading`` those of `given`."""
-    safeguards, running = safeguards or Safeguards(), running or Running()
+    safeguards, running = around(safeguards, running)
     asked = Settings(**settings)
     known = given(model, loss, data, **reading)
     ready, unit = asked.planned(known.count), known.contribution.unit

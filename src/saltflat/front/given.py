@@ -26,9 +26,10 @@ from saltflat.front.usual import LR, METHOD, OPTIMIZER, usual_batch, usual_delta
 from saltflat.methods import Quantile, Rescaled
 from saltflat.optimizers import Optimizer
 from saltflat.privacy.accounting.events import compose, phase_event
-from saltflat.privacy.limits import checked_delta, checked_epsilon, checked_noise, rounded_down
+from saltflat.privacy.limits import STEPS_CEILING, checked_delta, checked_epsilon, checked_noise, rounded_down
 from saltflat.privacy.record.ledger import Run
 from saltflat.privacy.record.statement import Declared, Statement, state, state_bare
+from saltflat.settings import is_positive, is_whole
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Settings:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
         if not isinstance(self.private, bool):
             raise SettingError(f"private is True, or False for a plain baseline; got {_named(self.private)}")
-        if self.size is not None and not (isinstance(self.size, int) and self.size >= 1):
+        if not (self.size is None or is_whole(self.size)):
             raise SettingError(
                 f"size is a public number of examples, at least as many as there are; got {self.size!r}"
             )
@@ -82,13 +83,11 @@ class Settings:
             raise SettingError("epsilon is missing: say how much privacy the run may cost, such as epsilon=3")
         if self.noise_multiplier is not None:
             self._check_noise()
-        if self.batch_size is not None and not (isinstance(self.batch_size, int) and self.batch_size >= 1):
+        if not (self.batch_size is None or is_whole(self.batch_size)):
             raise SettingError(
                 f"batch_size is the expected number of examples in a step; got {self.batch_size!r}"
             )
-        if self.epochs is not None and not (
-            isinstance(self.epochs, int | float) and 0 < self.epochs < math.inf
-        ):
+        if not (self.epochs is None or is_positive(self.epochs)):
             raise SettingError(f"epochs must be positive and finite; got {self.epochs!r}")
 
     def _check_noise(self) -> None:
@@ -142,7 +141,7 @@ class Settings:
             )
         phase = Phase(
             method=self.method,
-            steps=max(1, round(epochs * size / batch)),
+            steps=_steps(epochs, size, batch),
             noise_multiplier=self.noise_multiplier or 1.0,  # calibration scales it
             clip_norm=self.clip_norm,
             optimizer=self.optimizer,
@@ -168,6 +167,23 @@ class Settings:
 def needs_clip(method: object) -> bool:
     """Whether a method has no meaning without a clip norm: it adapts it, or divides by it."""
     return isinstance(method, Quantile | Rescaled)
+
+
+def _steps(epochs: float, size: int, batch: int) -> int:
+    steps = epochs * size / batch
+    if not steps <= STEPS_CEILING:
+        raise SettingError(f"epochs={epochs:g} are {steps:g} steps, and {STEPS_CEILING} are the most")
+    return max(1, round(steps))
+
+
+def around(safeguards: Safeguards | None, running: Running | None) -> tuple[Safeguards, Running]:
+    """What a run rests on and how it is run, or what they are without a word."""
+    safeguards = Safeguards() if safeguards is None else safeguards
+    running = Running() if running is None else running
+    for name, value, kind in (("safeguards", safeguards, Safeguards), ("running", running, Running)):
+        if not isinstance(value, kind):
+            raise SettingError(f"{name} is saltflat.{kind.__name__}(...); got a {type(value).__name__}")
+    return safeguards, running
 
 
 def _checked(check: Callable[[object], float], value: object) -> float:

@@ -27,7 +27,7 @@ from saltflat.core.train import OnRecord, Progress, Running, Spent, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.front.answers import answering
-from saltflat.front.given import Ready, Settings, declared_by, given, stated
+from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.usual import METHOD, OPTIMIZER
 from saltflat.privacy.record.history import Cost
 from saltflat.privacy.record.single import Single
@@ -427,7 +427,7 @@ def make_private(
     >>> private.done, 2.9 < private.epsilon() <= 3
     (10, True)
     """
-    safeguards, running = safeguards or Safeguards(), running or Running()
+    safeguards, running = around(safeguards, running)
     settings = Settings(
         epsilon=epsilon,
         delta=delta,

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from saltflat.door import AnyMethod, Door
+from saltflat.door import AnyMethod, Door, check_method
 from saltflat.errors import SettingError
-from saltflat.methods.draws import public_draws
+from saltflat.methods.draws import check_seed, public_draws
 from saltflat.methods.sgd import DPSGD
+from saltflat.settings import is_number, is_whole
 from saltflat.tree import Tree, add, map_tree, mul
+
+MOST_COPIES = 1024  # of the weights, in memory together
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,19 @@ class DPLIS:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_method(self.method)
         for name in ("lr", "reach"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise SettingError(f"{name} must be 0 or more, and finite; got {getattr(self, name)}")
-        if not (isinstance(self.copies, int) and self.copies >= 1 + self.antithetic):
+            if not is_number(getattr(self, name), 0):
+                raise SettingError(f"{name} must be 0 or more, and finite; got {getattr(self, name)!r}")
+        for name in ("antithetic", "per_example", "total"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
+        if not is_whole(self.copies, 1 + self.antithetic, MOST_COPIES):
             raise SettingError(
-                f"copies must be a whole number, at least {1 + self.antithetic}; got {self.copies}"
+                f"copies must be a whole number, at least {1 + self.antithetic} and at most {MOST_COPIES}; got "
+                f"{self.copies!r}"
             )
+        check_seed(self.seed)
         if self.antithetic and self.copies % 2:
             raise SettingError(f"antithetic jitter comes in pairs: copies must be even; got {self.copies}")
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from saltflat.door import AnyMethod, Door
+from saltflat.door import AnyMethod, Door, check_method
 from saltflat.errors import SettingError
+from saltflat.settings import is_fraction, is_number
 from saltflat.tree import Tree
+
+MOST_SPEED = 100.0  # exp of more than a few hundred is no number
 
 
 @dataclass(frozen=True)
@@ -37,14 +40,15 @@ class Quantile:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        if not 0 <= self.quantile <= 1:
-            raise SettingError(f"a quantile lies in [0, 1]; got {self.quantile}")
-        if not 0 <= self.speed < math.inf:
+        check_method(self.method)
+        if not is_number(self.quantile, 0, 1):
+            raise SettingError(f"a quantile lies in [0, 1]; got {self.quantile!r}")
+        if not is_number(self.speed, 0, MOST_SPEED):
             raise SettingError(
-                f"the speed of an adaptive clip norm is 0 or more, and finite; got {self.speed}"
+                f"the speed of an adaptive clip norm is 0 or more, at most {MOST_SPEED:g}; got {self.speed!r}"
             )
-        if not 0 <= self.share < 1:
-            raise SettingError(f"the count's share of a step lies in [0, 1); got {self.share}")
+        if not is_fraction(self.share):
+            raise SettingError(f"the count's share of a step lies in [0, 1); got {self.share!r}")
 
     def init(self, params: Tree) -> Following:
         return Following(self.method.init(params))

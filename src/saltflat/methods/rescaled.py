@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saltflat.door import AnyMethod, Door
+from saltflat.door import AnyMethod, Door, check_method
 from saltflat.tree import Released, Tree, mul
 
 
@@ -19,6 +19,9 @@ class Rescaled:
     """
 
     method: AnyMethod
+
+    def __post_init__(self) -> None:
+        check_method(self.method)
 
     def init(self, params: Tree) -> object:
         return self.method.init(params)

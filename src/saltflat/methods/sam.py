@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from saltflat.door import Door
 from saltflat.errors import SettingError
+from saltflat.settings import is_fraction, is_number
 from saltflat.tree import Tree, climb
 
 
@@ -32,10 +33,12 @@ class SAM:
     fresh: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.radius < float("inf"):
-            raise SettingError(f"the radius of the climb must be 0 or more, and finite; got {self.radius}")
-        if not 0 <= self.ascent_share < 1:
-            raise SettingError(f"ascent_share must lie in [0, 1); got {self.ascent_share}")
+        if not is_number(self.radius, 0):
+            raise SettingError(f"the radius of the climb must be 0 or more, and finite; got {self.radius!r}")
+        if not is_fraction(self.ascent_share):
+            raise SettingError(f"ascent_share must lie in [0, 1); got {self.ascent_share!r}")
+        if not isinstance(self.fresh, bool):
+            raise SettingError(f"fresh is True or False; got {self.fresh!r}")
 
     @property
     def fresh_noise(self) -> float | None:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 from saltflat.door import Door
 from saltflat.errors import SettingError
+from saltflat.settings import is_fraction, is_number, is_whole
 from saltflat.tree import Tree, add, climb, zeros_like
+
+MOST_DRIFT = 1024  # points, in memory together
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,14 @@ class SAT:
     drift: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.radius < float("inf"):
-            raise SettingError(f"the radius of the climb must be 0 or more, and finite; got {self.radius}")
-        if not 0 <= self.momentum < 1:
-            raise SettingError(f"the momentum of the climb must lie in [0, 1); got {self.momentum}")
-        if not (isinstance(self.drift, int) and self.drift >= 1):
-            raise SettingError(f"drift is a number of physical batches, 1 for none; got {self.drift}")
+        if not is_number(self.radius, 0):
+            raise SettingError(f"the radius of the climb must be 0 or more, and finite; got {self.radius!r}")
+        if not is_fraction(self.momentum):
+            raise SettingError(f"the momentum of the climb must lie in [0, 1); got {self.momentum!r}")
+        if not is_whole(self.drift, 1, MOST_DRIFT):
+            raise SettingError(
+                f"drift is a number of physical batches, 1 for none, at most {MOST_DRIFT}; got {self.drift!r}"
+            )
         if self.drift > 1 and self.momentum:
             raise SettingError("drift belongs to the code of DP-SAT without momentum; set one of them only")
 

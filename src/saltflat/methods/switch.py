@@ -18,10 +18,11 @@ from typing import TypeVar
 
 import torch
 
-from saltflat.door import AnyMethod, Door, Heard
+from saltflat.door import AnyMethod, Door, Heard, check_method
 from saltflat.errors import SettingError
-from saltflat.methods.draws import public_draws
+from saltflat.methods.draws import check_seed, public_draws
 from saltflat.methods.sat import SAT
+from saltflat.settings import is_fraction, is_number, is_positive, is_whole
 from saltflat.tree import Tree, add, climb, dot, mul, norm, size, sub, zeros_like
 
 R = TypeVar("R", bound="Readings")
@@ -69,9 +70,10 @@ class Plateau:
     least: int = 0
 
     def __post_init__(self) -> None:
-        if not (self.window >= 1 and self.patience >= 1 and self.least >= 0 and self.tolerance >= 0):
+        whole = is_whole(self.window) and is_whole(self.patience) and is_whole(self.least, 0)
+        if not (whole and is_number(self.tolerance, 0)):
             raise SettingError(
-                f"a plateau needs window and patience of at least 1, the rest at least 0; got {self}"
+                f"a plateau needs window and patience of at least 1, the rest (tolerance, least) at least 0; got {self}"
             )
 
     def __call__(self, state: object) -> bool:
@@ -101,7 +103,10 @@ class PublicSharpness:
     every: int = 1
 
     def __post_init__(self) -> None:
+        check_method(self.method)
         _check_every(self.every)
+        if isinstance(self.measure, type) or not callable(self.measure):
+            raise SettingError(f"measure is a function of the weights; got a {type(self.measure).__name__}")
 
     def init(self, params: Tree) -> Readings:
         return Readings(self.method.init(params))
@@ -140,7 +145,11 @@ class Secant:
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, SAT) or self.method.drift > 1:
-            raise SettingError(f"the secant is known for SAT without drift only; got {self.method}")
+            raise SettingError(
+                f"the secant is known for the method SAT without drift only; got {self.method!r}"
+            )
+        if isinstance(self.lr, type) or not (callable(self.lr) or is_number(self.lr, 0)):
+            raise SettingError(f"lr is the optimizer's learning rate, or its schedule; got {self.lr!r}")
 
     def init(self, params: Tree) -> Asked:
         return Asked(self.method.init(params))
@@ -198,11 +207,13 @@ class Antithetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_method(self.method)
         _check_every(self.every, least=2)
-        if not 0 < self.radius < math.inf:
-            raise SettingError(f"the radius of a probe must be positive and finite; got {self.radius}")
-        if not 0 <= self.decay < 1:
-            raise SettingError(f"decay must lie in [0, 1); got {self.decay}")
+        if not is_positive(self.radius):
+            raise SettingError(f"the radius of a probe must be positive and finite; got {self.radius!r}")
+        if not is_fraction(self.decay):
+            raise SettingError(f"decay must lie in [0, 1); got {self.decay!r}")
+        check_seed(self.seed)
 
     def init(self, params: Tree) -> Probed:
         return Probed(self.method.init(params), mean=zeros_like(params))
@@ -261,9 +272,15 @@ class Gap:
     every: int = 1
 
     def __post_init__(self) -> None:
+        check_method(self.method)
         _check_every(self.every)
-        if not 0 < self.share < 1:
-            raise SettingError(f"the question's share of a step lies in (0, 1); got {self.share}")
+        for name in ("radius", "bound"):
+            if not is_positive(getattr(self, name)):
+                raise SettingError(
+                    f"the {name} of a gap must be positive and finite; got {getattr(self, name)!r}"
+                )
+        if not (is_fraction(self.share) and self.share > 0):
+            raise SettingError(f"the question's share of a step lies in (0, 1); got {self.share!r}")
 
     def init(self, params: Tree) -> Climbed:
         return Climbed(self.method.init(params), last=zeros_like(params))
@@ -279,5 +296,5 @@ class Gap:
 
 
 def _check_every(every: int, *, least: int = 1) -> None:
-    if not (isinstance(every, int) and every >= least):
-        raise SettingError(f"every is a number of steps, at least {least}; got {every}")
+    if not is_whole(every, least):
+        raise SettingError(f"every is a number of steps, at least {least}; got {every!r}")

@@ -13,6 +13,7 @@ from saltflat.errors import SettingError
 from saltflat.methods import DPSGD, SAT
 from saltflat.optimizers import SGD
 from saltflat.privacy.accounting.splits import SPLITS, phases_event
+from saltflat.settings import is_fraction
 
 
 def sai(
@@ -49,6 +50,12 @@ def sai(
     >>> plan.phases[0].noise_multiplier < plan.phases[1].noise_multiplier
     True
     """
+    pairs = {"steps": steps, "methods": methods, "clip_norms": clip_norms, "optimizers": optimizers}
+    for name, pair in pairs.items():
+        if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            raise SettingError(f"{name} is a pair, for the first and the second phase; got {pair!r}")
+    if not (is_fraction(portion) and portion > 0):
+        raise SettingError(f"portion is the first phase's part of epsilon, between 0 and 1; got {portion!r}")
     phases = tuple(
         Phase(
             method=methods[k],
@@ -77,7 +84,11 @@ def split_budget(
     *Guarantee*: the result costs at most ``epsilon``. The rules know of plain phases only; where a plan holds
     schedules, second samples or a phase that ends early, all noise is scaled so that the whole plan fits.
     """
-    if budget_split not in SPLITS:
+    if not isinstance(plan, Plan):
+        raise SettingError(f"plan is a Plan, whose phases share the budget; got a {type(plan).__name__}")
+    if not (isinstance(portions, tuple | list) and all(map(is_fraction, portions))):
+        raise SettingError(f"portions are the phases' parts of epsilon, in (0, 1); got {portions!r}")
+    if not (isinstance(budget_split, str) and budget_split in SPLITS):
         raise SettingError(f"budget_split is one of {', '.join(SPLITS)}; got {budget_split!r}")
     steps = [phase.steps for phase in plan.phases]
     shares = _whole(portions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+from contextlib import suppress
 
 from saltflat.errors import AccountingError
 
@@ -20,7 +21,7 @@ def checked_delta(delta: object) -> float:
     >>> checked_delta(1e-5)
     1e-05
     """
-    value = _real("delta", delta)
+    value = real("delta", delta)
     if DELTA_FLOOR <= value < 1:
         return value
     raise AccountingError(
@@ -31,7 +32,7 @@ def checked_delta(delta: object) -> float:
 
 def checked_epsilon(epsilon: object) -> float:
     """``epsilon`` as a finite float of at least 0, or a refusal."""
-    value = _real("epsilon", epsilon)
+    value = real("epsilon", epsilon)
     if 0 <= value < math.inf:
         return value
     raise AccountingError(f"epsilon is {epsilon}: it must be a finite number of at least 0")
@@ -39,7 +40,7 @@ def checked_epsilon(epsilon: object) -> float:
 
 def checked_rate(rate: object) -> float:
     """A sampling rate in (0, 1], or a refusal."""
-    value = _real("the sampling rate", rate)
+    value = real("the sampling rate", rate)
     if 0 < value <= 1:
         return value
     raise AccountingError(
@@ -55,7 +56,7 @@ def checked_noise(noise_multiplier: object) -> float:
     Traceback (most recent call last):
     saltflat.errors.AccountingError: the noise multiplier is 0.0: it must lie in [1e-06, 1e+12]; ...
     """
-    value = _real("the noise multiplier", noise_multiplier)
+    value = real("the noise multiplier", noise_multiplier)
     low, high = NOISE_RANGE
     if low <= value <= high:
         return value
@@ -74,15 +75,17 @@ def checked_count(name: str, count: object, *, ceiling: int = STEPS_CEILING) -> 
 
 def checked_share(share: object) -> float:
     """A share of a budget in (0, 1], or a refusal."""
-    value = _real("a share", share)
+    value = real("a share", share)
     if 0 < value <= 1:
         return value
     raise AccountingError(f"a share is {share}: it must be above 0 and at most 1")
 
 
-def _real(name: str, value: object) -> float:
+def real(name: str, value: object) -> float:
+    """``value`` as a float, or a refusal; a truth value, a text and 10**400 are none. Ranges refuse NaN."""
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return float(value)
+        with suppress(OverflowError):
+            return float(value)
     raise AccountingError(f"{name} is {value!r}: it must be a number")
 
 
@@ -92,8 +95,12 @@ def rounded_up(value: float, digits: int = 3) -> str:
     >>> rounded_up(2.3812), rounded_up(6269.5), rounded_up(0.5)
     ('2.39', '6270', '0.5')
     """
+    if real("value", value) < 0:
+        raise AccountingError(f"value is {value}: a bound is at least 0")
+    digits, value = checked_count("digits", digits, ceiling=15), float(value)
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
+    value = max(value, 1e-290)  # what is smaller has no so many decimal places
     places = digits - 1 - math.floor(math.log10(value))
     scaled = math.ceil(value * 10.0**places * (1 - 1e-12)) / 10.0**places
     return f"{scaled:.{places}f}".rstrip("0").rstrip(".") if places > 0 else f"{scaled:.0f}"

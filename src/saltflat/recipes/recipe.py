@@ -25,7 +25,6 @@ from saltflat.recipes.values import Spot, made, settings_document
 from saltflat.recipes.wrong import Wrong
 from saltflat.schedules import Schedule
 
-_SCHEDULED = 10_000_000  # steps; a schedule of the noise is looked at for each of them
 _VIEWS = 1024  # of an example, which are in memory together
 _SEEDS = range(-(2**63), 2**64)  # what torch takes
 
@@ -63,8 +62,6 @@ class Stage:
 
     def phase(self, *, steps: int) -> Phase:
         """The phase of so many steps; its noise multiplier is 1 where calibration is to set it."""
-        if callable(self.noise_schedule) and steps > _SCHEDULED:
-            raise SettingError(f"noise_schedule serves at most {_SCHEDULED} steps; got {steps}")
         return Phase(
             method=self.method,
             steps=steps,

@@ -63,6 +63,7 @@ def step_event(rate: float, noise_multiplier: float) -> DpEvent:
 
 def phase_event(rate: float, noise_multiplier: float, steps: int) -> DpEvent:
     """``steps`` private steps at one rate and one noise multiplier."""
+    steps = checked_count("the number of steps", steps)
     return repeated(step_event(rate, noise_multiplier), steps)
 
 

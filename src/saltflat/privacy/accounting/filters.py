@@ -11,7 +11,7 @@ from dp_accounting.dp_event import DpEvent
 from saltflat.errors import AccountingError, BudgetError
 from saltflat.privacy.accounting import renyi
 from saltflat.privacy.accounting.events import ADD_REMOVE, Adjacency, leaves, step_event
-from saltflat.privacy.limits import checked_delta, checked_epsilon
+from saltflat.privacy.limits import checked_delta, checked_epsilon, real
 
 
 class RdpFilter:
@@ -37,7 +37,7 @@ class RdpFilter:
         self, *, epsilon: float, delta: float, order: float, adjacency: Adjacency = ADD_REMOVE
     ) -> None:
         epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
-        if not 1.1 <= order <= 1024:
+        if not 1.1 <= real("the order", order) <= 1024:
             raise AccountingError(
                 f"the order is {order}: it must lie in [1.1, 1024]; take planned_order(event, delta)"
             )

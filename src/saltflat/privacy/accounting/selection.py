@@ -12,6 +12,7 @@ from dp_accounting.dp_event import DpEvent, RepeatAndSelectDpEvent
 
 from saltflat.errors import AccountingError
 from saltflat.privacy.accounting.events import repeated
+from saltflat.privacy.limits import real
 
 NOT_SELECTED = "Hyper-parameters were not privately selected: trials on this data are not charged."
 PUBLIC_PROXY = "Hyper-parameters were chosen on public data only."
@@ -47,7 +48,7 @@ def negative_binomial_trials(event: DpEvent, *, mean: float, shape: float) -> Dp
 
     *Guarantee*: as for :func:`poisson_trials`; here K is at least 1. Theorem 2 of the same paper.
     """
-    if not 0 <= shape < math.inf:
+    if not 0 <= real("the shape", shape) < math.inf:
         raise AccountingError(f"the shape is {shape}: it must be at least 0 and finite (1 is geometric)")
     return _random_trials(event, mean, shape)
 
@@ -58,7 +59,7 @@ def geometric_trials(event: DpEvent, *, mean: float) -> DpEvent:
 
 
 def _random_trials(event: DpEvent, mean: float, shape: float) -> DpEvent:
-    if not 1 <= mean < math.inf:
+    if not 1 <= real("the mean number of trials", mean) < math.inf:
         raise AccountingError(f"the mean number of trials is {mean}: it must be at least 1 and finite")
     return RepeatAndSelectDpEvent(event, float(mean), float(shape))
 

@@ -10,7 +10,7 @@ from dp_accounting.dp_event import DpEvent
 from saltflat.errors import AccountingError
 from saltflat.privacy.accounting.calibration import TIGHT, Accountant, calibrate_scale, noise_for
 from saltflat.privacy.accounting.events import compose, phase_event
-from saltflat.privacy.limits import checked_share
+from saltflat.privacy.limits import checked_count, checked_delta, checked_epsilon, checked_share
 
 
 def phases_event(rate: float, noise_multipliers: Sequence[float], steps: Sequence[int]) -> DpEvent:
@@ -41,7 +41,7 @@ def sequential(
     >>> [round(sigma, 1) for sigma in pair]
     [1.7, 15.4]
     """
-    shares = _shares(steps, shares)
+    shares, epsilon, delta = _shares(steps, shares), checked_epsilon(epsilon), checked_delta(delta)
     return tuple(
         noise_for(
             epsilon=share * epsilon, delta=delta / len(shares), rate=rate, steps=count, accountant=accountant
@@ -101,9 +101,14 @@ SPLITS = {"sequential": sequential, "joint_ratio": joint_ratio, "joint_share": j
 
 
 def _shares(steps: Sequence[int], shares: Sequence[float]) -> tuple[float, ...]:
+    for name, given in (("steps", steps), ("shares", shares)):
+        if not isinstance(given, tuple | list):
+            raise AccountingError(f"{name} is {given!r}: give a list, with an entry for each phase")
+    for count in steps:
+        checked_count("a phase's number of steps", count)
     checked = tuple(checked_share(share) for share in shares)
     if not (len(checked) == len(steps) > 0 and math.isclose(math.fsum(checked), 1, rel_tol=1e-9)):
         raise AccountingError(
-            f"{len(steps)} phases have shares {list(shares)}: give one share per phase, summing to 1"
+            f"the steps of {len(steps)} phases have shares {list(shares)}: give one share per phase, summing to 1"
         )
     return checked

@@ -187,4 +187,8 @@ def _canonical(value: object) -> bytes:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number that a float can hold."""
+    try:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and float(value) == value
+    except OverflowError:
+        return False

@@ -25,6 +25,7 @@ from saltflat.privacy.limits import (
     checked_count,
     checked_delta,
     checked_epsilon,
+    real,
     rounded_down,
     rounded_up,
 )
@@ -64,8 +65,11 @@ class Declared:
     def __post_init__(self) -> None:
         checked_delta(self.delta)
         checked_count("the declared number of units", self.size, ceiling=10**15)
+        for name in ("seeded", "counted", "reproduce"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
         for name in ("unit", "selection"):
-            if not str(getattr(self, name)).strip():
+            if not (isinstance(getattr(self, name), str) and getattr(self, name).strip()):
                 raise SettingError(
                     f"{name} is empty: say it in words, it is printed in the privacy statement"
                 )
@@ -254,7 +258,7 @@ def true_positive_bound(epsilon: float, delta: float, *, false_positives: float)
     0.0272
     """
     epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
-    if not 0 <= false_positives <= 1:
+    if not 0 <= real("false_positives", false_positives) <= 1:
         raise SettingError(f"false_positives is {false_positives}: it is a share, from 0 to 1")
     small = math.exp(min(epsilon, 700.0)) * false_positives + delta
     large = 1 - math.exp(-epsilon) * (1 - delta - false_positives)
@@ -270,7 +274,7 @@ def posterior_bound(epsilon: float, delta: float, *, prior: float, false_positiv
     >>> round(posterior_bound(1.0, 1e-5, prior=0.5, false_positives=0.01), 3)
     0.731
     """
-    if not 0 <= prior <= 1:
+    if not 0 <= real("prior", prior) <= 1:
         raise SettingError(f"prior is {prior}: it is a probability, from 0 to 1")
     found = prior * true_positive_bound(epsilon, delta, false_positives=false_positives)
     accused = found + (1 - prior) * false_positives
@@ -283,7 +287,7 @@ def delta_warnings(declared: Declared) -> tuple[str, ...]:
     >>> delta_warnings(Declared(delta=1e-5, size=60_000))
     ('delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised',)
     """
-    delta, size = declared.delta, declared.size
+    delta, size = float(declared.delta), declared.size
     if delta * size > 1 + 1e-9 and not declared.reproduce:
         raise PrivacyError(
             f"delta {delta:g} is above 1/{size}: it would permit publishing one {declared.unit} at random; "

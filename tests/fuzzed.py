@@ -1,0 +1,586 @@
+"""Odd values for every public setting, and an oracle that knows which of them may be taken (D8).
+
+A `Place` is a constructor or an entry point, with settings that are good and the `Kind` of each. A case changes some
+settings, each to a good value or to an odd one. The oracle does not share code with the library: it says itself which
+values are numbers in range.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import saltflat as sf
+from saltflat.privacy.accounting import bounds, calibration, events, filters, selection, splits
+from saltflat.privacy.record.statement import Declared, membership_advantage, posterior_bound
+
+
+class Odd:
+    """An object that nobody has heard of."""
+
+    def __repr__(self) -> str:
+        return "Odd()"
+
+
+ODD: tuple[Any, ...] = (
+    *(
+        math.nan,
+        math.inf,
+        -math.inf,
+        -1.0,
+        -1e-9,
+        0.0,
+        -0.0,
+        0.5,
+        1.0,
+        1.5,
+        3.4e38,
+        1e39,
+        1e308,
+        5e-324,
+        1e-30,
+    ),
+    *(-1, 0, 1, 2, 7, 2**31, 2**63, 2**64, 10**30, -(10**30), 10**400, True, False, None),
+    *("", "1", "0.5", "nan", "inf", "none", "ü\n", b"1", 1j, Fraction(1, 3), Fraction(10**400, 1)),
+    *(np.float32(0.25), np.float64("nan"), np.int64(3), np.bool_(True), np.zeros(3)),
+    *(torch.tensor(0.5), torch.tensor(math.nan), torch.zeros(2), torch.zeros(0)),
+    *([], [1], [math.nan, 1], (), (0.5,), (0.5, 0.5), (1, 2, 3), {}, {"a": 1}, {1: 2}, {1, 2}),
+    *(
+        Odd(),
+        Odd,
+        int,
+        float,
+        len,
+        lambda *args, **kwargs: None,
+        range(3),
+        slice(1),
+        Ellipsis,
+        NotImplemented,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a setting may be: ``good`` examples of it, and whether an odd value is one too."""
+
+    good: tuple[Any, ...]
+    takes: Callable[[Any], bool] = lambda value: False
+
+
+def is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_)
+
+
+def is_finite(value: Any) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:
+        return False
+
+
+def number(low: float, high: float, *good: float, above: bool = False, below: bool = False) -> Kind:
+    """A finite number in [low, high]; ``above`` and ``below``: without that end."""
+
+    def takes(value: Any) -> bool:
+        if not is_real(value) or not is_finite(value):
+            return False
+        return (low < value if above else low <= value) and (value < high if below else value <= high)
+
+    return Kind(good, takes)
+
+
+def whole(low: float, high: float, *good: int) -> Kind:
+    return Kind(
+        good, lambda value: isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    )
+
+
+def counted(low: float, high: float, *good: int) -> Kind:
+    """As `whole`, of numpy too."""
+    integral = lambda value: isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    return Kind(good, lambda value: integral(value) and low <= value <= high)
+
+
+def maybe(kind: Kind) -> Kind:
+    return Kind((*kind.good, None), lambda value: value is None or kind.takes(value))
+
+
+def or_function(kind: Kind, *good: Any) -> Kind:
+    """A schedule: a number, or a function of the step that gives such numbers."""
+    return Kind((*kind.good, *good), kind.takes)
+
+
+def only(*good: Any) -> Kind:
+    return Kind(good)
+
+
+def pair(kind: Kind, *good: Any) -> Kind:
+    return Kind(good, lambda v: isinstance(v, tuple | list) and len(v) == 2 and all(map(kind.takes, v)))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Something public that takes settings; a case may also be refused for how good settings go together."""
+
+    name: str
+    make: Callable[..., Any]
+    kinds: dict[str, Kind]
+    words: dict[str, str] = field(default_factory=dict)  # what a message calls a setting, if not by its name
+    weight: int = 4
+
+
+POSITIVE = number(0, math.inf, 1e-12, 0.5, 3.0, above=True)
+NOT_NEGATIVE = number(0, math.inf, 0.0, 0.03, 2.0)
+ANY = number(-math.inf, math.inf, 0.0, -1.0, 3.0)
+FRACTION = number(0, 1, 0.0, 0.9, below=True)
+INNER = number(0, 1, 0.1, 0.9, above=True, below=True)
+RATE = number(0, 1, 0.01, 1.0, above=True)
+FLAG = Kind((True, False), lambda value: isinstance(value, bool))
+SEED = whole(-(2**63), 2**63, 0, 17)
+FUNCTION = Kind((lambda *args: 1.0,), lambda value: callable(value) and not isinstance(value, type))
+ANY_FUNCTION = Kind((lambda *args: 1.0,), callable)
+LR = or_function(POSITIVE, sf.schedules.Cosine(1.0, 0.1, steps=3))
+AT_ONCE = Kind((1.0,), RATE.takes)  # quick to account for
+DELTA = number(1e-30, 1, 1e-5, 1e-3, below=True)
+EPSILON = number(1e-5, math.inf, 1.0, 3.0)
+NOISE = number(1e-6, 1e12, 0.7, 2.0)
+METHOD = only(sf.methods.DPSGD(), sf.methods.SAT(0.1), sf.methods.SAM(0.1))
+OPTIMIZER = only(sf.optimizers.SGD(lr=0.1), sf.optimizers.Adam(lr=0.1))
+CLIP = Kind((0.1, 1.0, sf.clipping.Automatic(), sf.clipping.PerLayer(1.0)), number(1e-12, 1e12).takes)
+TREE = only({"weight": torch.ones(2, 3)})
+NAME = Kind(("one", "two"), lambda v: isinstance(v, str) and 0 < len(v) <= 200 and v.isprintable())
+
+
+def is_bounds(value: Any) -> bool:
+    named = isinstance(value, dict) and all(isinstance(name, str) for name in value)
+    return POSITIVE.takes(value) or (named and bool(value) and all(map(POSITIVE.takes, value.values())))
+
+
+BOUNDS = Kind((1.0, {"a": 1.0}, {"": 2.0}), is_bounds)
+RATE_OF_SECANT = Kind(
+    (0.1, sf.schedules.Linear(1.0, 0.5, 3)), lambda value: NOT_NEGATIVE.takes(value) or FUNCTION.takes(value)
+)
+PRINTED = Kind(
+    (2.345, 5e-324, 0), lambda v: is_real(v) and not v < 0 and (is_finite(v) or isinstance(v, float))
+)
+
+
+def phase(**changes: Any) -> sf.Phase:
+    given: dict[str, Any] = {
+        "method": sf.methods.DPSGD(),
+        "steps": 2,
+        "noise_multiplier": 1.0,
+        "clip_norm": 1.0,
+        "optimizer": sf.optimizers.SGD(lr=0.1),
+    }
+    return sf.Phase(**{**given, **changes})
+
+
+def a_plan() -> sf.Plan:
+    return sf.Plan(phases=(phase(),), rate=0.5, size=12)
+
+
+PLAN, EVENT = a_plan(), events.phase_event(0.1, 2.0, 10)
+m, o, s, p = sf.methods, sf.optimizers, sf.schedules, sf.privacy
+
+VALUES = (
+    Place(
+        "DPLIS",
+        m.DPLIS,
+        {
+            "method": METHOD,
+            "lr": NOT_NEGATIVE,
+            "copies": whole(1, 1024, 2, 4),
+            "reach": NOT_NEGATIVE,
+            "antithetic": FLAG,
+            "per_example": FLAG,
+            "total": FLAG,
+            "seed": SEED,
+        },
+    ),
+    Place("SAM", m.SAM, {"radius": NOT_NEGATIVE, "ascent_share": FRACTION, "fresh": FLAG}),
+    Place("SAT", m.SAT, {"radius": NOT_NEGATIVE, "momentum": FRACTION, "drift": whole(1, 1024, 1, 2)}),
+    Place(
+        "Quantile",
+        m.Quantile,
+        {"method": METHOD, "quantile": number(0, 1, 0.5), "speed": number(0, 100, 0.2), "share": FRACTION},
+    ),
+    Place("Rescaled", m.Rescaled, {"method": METHOD}),
+    Place(
+        "Antithetic",
+        m.Antithetic,
+        {
+            "method": METHOD,
+            "radius": POSITIVE,
+            "every": whole(2, math.inf, 2, 9),
+            "decay": FRACTION,
+            "seed": SEED,
+        },
+    ),
+    Place(
+        "Gap",
+        m.Gap,
+        {
+            "method": METHOD,
+            "radius": POSITIVE,
+            "bound": POSITIVE,
+            "share": INNER,
+            "every": whole(1, math.inf, 1, 5),
+        },
+    ),
+    Place(
+        "PublicSharpness",
+        m.PublicSharpness,
+        {"method": METHOD, "measure": FUNCTION, "every": whole(1, math.inf, 1)},
+    ),
+    Place("Secant", m.Secant, {"method": only(m.SAT(0.1)), "lr": RATE_OF_SECANT}),
+    Place(
+        "Plateau",
+        m.Plateau,
+        {
+            "window": whole(1, math.inf, 5),
+            "patience": whole(1, math.inf, 2),
+            "tolerance": NOT_NEGATIVE,
+            "least": whole(0, math.inf, 0, 3),
+        },
+    ),
+    Place("SGD", o.SGD, {"lr": LR, "momentum": FRACTION, "weight_decay": NOT_NEGATIVE}),
+    Place(
+        "Adam",
+        o.Adam,
+        {"lr": LR, "betas": pair(FRACTION, (0.9, 0.99)), "eps": POSITIVE, "weight_decay": NOT_NEGATIVE},
+    ),
+    Place(
+        "AdamBC",
+        o.AdamBC,
+        {"lr": LR, "betas": pair(FRACTION, (0.9, 0.99)), "floor": POSITIVE, "weight_decay": NOT_NEGATIVE},
+    ),
+    Place("AntiNoise", o.AntiNoise, {"optimizer": OPTIMIZER, "distance": NOT_NEGATIVE}),
+    Place("Torch", o.Torch, {"optimizer": ANY_FUNCTION, "scheduler": maybe(ANY_FUNCTION)}),
+    Place("EMA", o.EMA, {"decay": FRACTION}),
+    Place(
+        "Piecewise",
+        s.Piecewise,
+        {
+            "values": Kind(((2.0, 0.1),), lambda v: isinstance(v, tuple | list) and all(map(ANY.takes, v))),
+            "ends": Kind(
+                ((3,),), lambda v: isinstance(v, tuple | list) and all(map(whole(0, math.inf).takes, v))
+            ),
+        },
+    ),
+    *(
+        Place(
+            each.__name__,
+            each,
+            {
+                "start": ANY,
+                "end": ANY,
+                "steps": whole(1, math.inf, 4),
+                "levels": maybe(whole(2, math.inf, 2)),
+            },
+        )
+        for each in (s.Linear, s.Cosine)
+    ),
+    Place(
+        "Flat", sf.clipping.Flat, {"bound": Kind(POSITIVE.good, lambda v: POSITIVE.takes(v) or v is math.inf)}
+    ),
+    Place("Automatic", sf.clipping.Automatic, {"bound": POSITIVE, "gamma": POSITIVE}),
+    Place("PerLayer", sf.clipping.PerLayer, {"bounds": BOUNDS}, {"bounds": "bound"}),
+    Place("Shift", sf.frames.Shift, {"origin": TREE}),
+    Place("Precondition", sf.frames.Precondition, {"scale": TREE}),
+    Place(
+        "Phase",
+        phase,
+        {
+            "method": METHOD,
+            "steps": whole(1, 10**9, 1, 9),
+            "noise_multiplier": NOT_NEGATIVE,
+            "clip_norm": CLIP,
+            "optimizer": OPTIMIZER,
+            "noise_schedule": or_function(POSITIVE, s.Linear(1.0, 0.5, 3)),
+            "until": maybe(ANY_FUNCTION),
+        },
+        weight=12,
+    ),
+    Place(
+        "Plan",
+        lambda **given: sf.Plan(**{"phases": (phase(),), "rate": 0.5, "size": 12, **given}),
+        {
+            "phases": only((phase(),), (phase(), phase(noise_multiplier=2.0))),
+            "rate": RATE,
+            "size": whole(1, 10**15, 12, 1000),
+            "ema": maybe(only(o.EMA())),
+        },
+        weight=8,
+    ),
+    Place(
+        "Checkpoints",
+        sf.Checkpoints,
+        {"folder": Kind(("kept",), lambda v: isinstance(v, str)), "every": whole(1, math.inf, 5)},
+    ),
+    Place(
+        "Running",
+        sf.Running,
+        {
+            "physical": whole(1, math.inf, 8),
+            "checkpoints": maybe(only(sf.Checkpoints("kept"))),
+            "watch": ANY_FUNCTION,
+        },
+    ),
+    Place(
+        "Safeguards",
+        sf.Safeguards,
+        {
+            "noise": only(p.SecureNoise(), p.SeededNoise(1)),
+            "sampling": only(p.SecureSampling(), np.random.default_rng(0)),
+            "meter": maybe(only(PLAN.filter(1e-3))),
+        },
+    ),
+    Place(
+        "Budget",
+        p.Budget,
+        {
+            "epsilon": number(0, math.inf, 3.0, above=True),
+            "delta": DELTA,
+            "order": maybe(number(1.1, 1024, 8.0)),
+        },
+    ),
+    Place("DiscreteNoise", p.DiscreteNoise, {"resolution": whole(1, 2**18, 1024)}),
+    Place("SeededNoise", p.SeededNoise, {"seed": whole(-math.inf, math.inf, 3)}),
+    Place(
+        "Declared",
+        Declared,
+        {
+            "delta": DELTA,
+            "size": counted(1, 10**15, 100),
+            "unit": Kind(("example",), lambda v: isinstance(v, str) and bool(v.strip())),
+            "seeded": FLAG,
+            "counted": FLAG,
+            "reproduce": FLAG,
+        },
+        {"size": "units"},
+    ),
+    Place("PadCrop", sf.data.PadCrop, {"padding": whole(0, 2**20, 2), "reflect": FLAG}),
+    Place("Flip", sf.data.Flip, {"probability": number(0, 1, 0.5)}),
+    Place("Cutout", sf.data.Cutout, {"size": whole(1, 2**20, 3)}),
+    Place(
+        "each_view",
+        sf.each_view,
+        {"augment": ANY_FUNCTION, "views": whole(1, math.inf, 2)},
+        {"views": "view"},
+    ),
+    Place(
+        "per_example",
+        lambda **given: sf.per_example(**{"loss": len, **given}),
+        {
+            "model": only(nn.Linear(2, 2)),
+            "loss": ANY_FUNCTION,
+            "views": whole(1, math.inf, 2),
+            "augment": maybe(ANY_FUNCTION),
+        },
+    ),
+    Place(
+        "per_user",
+        lambda **given: sf.per_user(loss=len, **given),
+        {"model": only(nn.Linear(2, 2)), "rows": whole(1, math.inf, 2)},
+    ),
+    Place(
+        "without_batchnorm",
+        sf.without_batchnorm,
+        {"model": only(nn.BatchNorm1d(4)), "groups": whole(1, math.inf, 2)},
+    ),
+    Place("check_model", sf.check_model, {"model": only(nn.Linear(2, 2))}),
+)
+
+ACCOUNTS = (
+    Place(
+        "phase_event",
+        events.phase_event,
+        {"rate": RATE, "noise_multiplier": NOISE, "steps": counted(1, 10**9, 5, 100)},
+    ),
+    Place(
+        "group_step_event",
+        events.group_step_event,
+        {"rate": RATE, "noise_multiplier": number(1e-3, 1e12, 2.0), "cap": counted(1, 1000, 3)},
+    ),
+    Place(
+        "fixed_size_event",
+        events.fixed_size_event,
+        {"noise_multiplier": NOISE, "size": counted(1, 10**9, 100), "batch": counted(1, 100, 10)},
+        {"size": "units"},
+    ),
+    Place(
+        "epsilon",
+        bounds.epsilon,
+        {"event": only(EVENT), "delta": number(1e-12, 1, 1e-5, below=True)},
+        weight=1,
+    ),
+    Place("delta", bounds.delta, {"event": only(EVENT), "epsilon": number(0, math.inf, 1.0)}, weight=1),
+    Place(
+        "noise_for",
+        calibration.noise_for,
+        {
+            "epsilon": number(1e-5, math.inf, 2.0),
+            "delta": number(1e-12, 1, 1e-5, below=True),
+            "rate": AT_ONCE,
+            "steps": counted(1, 10**9, 5),
+        },
+        weight=2,
+    ),
+    Place(
+        "steps_for",
+        calibration.steps_for,
+        {
+            "epsilon": number(1e-5, math.inf, 2.0),
+            "delta": number(1e-12, 1, 1e-5, below=True),
+            "rate": AT_ONCE,
+            "noise_multiplier": NOISE,
+        },
+        weight=2,
+    ),
+    Place(
+        "RdpFilter",
+        filters.RdpFilter,
+        {"epsilon": number(0, math.inf, 3.0), "delta": DELTA, "order": number(1.1, 1024, 8.0)},
+    ),
+    Place(
+        "poisson_trials",
+        lambda **given: selection.poisson_trials(EVENT, **given),
+        {"mean": number(1, math.inf, 5.0)},
+    ),
+    Place(
+        "negative_binomial_trials",
+        lambda **given: selection.negative_binomial_trials(EVENT, **given),
+        {"mean": number(1, math.inf, 5.0), "shape": number(0, math.inf, 1.0)},
+    ),
+    Place(
+        "joint_ratio",
+        splits.joint_ratio,
+        {
+            "epsilon": number(1e-4, math.inf, 2.0),
+            "delta": number(1e-12, 1, 1e-5, below=True),
+            "rate": AT_ONCE,
+            "steps": only((5, 9)),
+            "shares": only((0.9, 0.1)),
+        },
+        {"shares": "share", "steps": "step"},
+        weight=1,
+    ),
+    Place(
+        "membership_advantage", membership_advantage, {"epsilon": number(0, math.inf, 1.0), "delta": DELTA}
+    ),
+    Place(
+        "posterior_bound",
+        lambda **given: posterior_bound(1.0, 1e-5, **given),
+        {"prior": number(0, 1, 0.5), "false_positives": number(0, 1, 0.01)},
+    ),
+    Place("rounded_up", p.rounded_up, {"value": PRINTED, "digits": counted(1, 15, 3)}),
+    Place(
+        "calibrate",
+        lambda **given: sf.calibrate(**{"plan": sf.Plan(phases=(phase(),), rate=1.0, size=12), **given}),
+        {
+            "plan": only(sf.Plan(phases=(phase(),), rate=1.0, size=12)),
+            "epsilon": number(1e-5, math.inf, 2.0),
+            "delta": number(1e-12, 1, 1e-5, below=True),
+        },
+        weight=1,
+    ),
+    Place(
+        "sai",
+        sf.sai,
+        {
+            "steps": only((3, 4)),
+            "rate": AT_ONCE,
+            "size": whole(1, 10**15, 12),
+            "epsilon": number(1e-3, math.inf, 2.0),
+            "delta": number(1e-12, 1, 1e-5, below=True),
+            "clip_norms": only((0.1, 0.1)),
+            "portion": INNER,
+            "budget_split": only("joint_ratio", "sequential"),
+        },
+        {"clip_norms": "clip_norm"},
+        weight=1,
+    ),
+)
+
+
+def data(count: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(0)
+    return torch.randn(count, 3, generator=source), torch.randint(2, (count,), generator=source)
+
+
+def fitted(**given: Any) -> Any:
+    settings = {"epsilon": 2.0, "delta": 1e-3, "batch_size": 12, "epochs": 1, "method": m.DPSGD(), **given}
+    return sf.fit(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), data(), **settings)
+
+
+def looped(**given: Any) -> Any:
+    model = nn.Linear(3, 2)
+    settings = {"epsilon": 2.0, "delta": 1e-3, "batch_size": 12, "epochs": 1, "method": m.DPSGD(), **given}
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    private = sf.make_private(
+        model, nn.CrossEntropyLoss(reduction="none"), data(), **{"optimizer": sgd, **settings}
+    )
+    for batch in private:
+        private.step(batch)
+    return private
+
+
+FRONT = {
+    "epsilon": EPSILON,
+    "delta": number(1e-12, 1 / 12, 1e-3),
+    "batch_size": whole(1, 12, 6, 12),
+    "epochs": number(0, 1e3, 0.5, 2, above=True),
+    "clip_norm": CLIP,
+    "method": METHOD,
+    "size": maybe(whole(12, 10**4, 12, 24)),
+    "views": only(1),
+    "augment": only(None),
+    "plan": only(None),
+    "safeguards": only(None),
+    "running": only(None),
+}
+RUNS = (
+    Place("fit", fitted, {**FRONT, "optimizer": OPTIMIZER}, {"views": "view"}, weight=3),
+    Place("make_private", looped, FRONT, {"views": "view"}, weight=2),
+)
+PLACES: Sequence[Place] = (*VALUES, *ACCOUNTS, *RUNS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings for a place, and which of them are odd."""
+
+    place: Place
+    given: dict[str, Any]
+    odd: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.given.items())
+        return f"{self.place.name}({given}), wrong: {self.wrong}"
+
+
+def case(random: Random) -> Case:
+    """Mostly one odd setting, sometimes several, sometimes none."""
+    place = random.choices(PLACES, [each.weight for each in PLACES])[0]
+    odd = random.sample(list(place.kinds), min(random.choice([0, 1, 1, 1, 1, 2, 3]), len(place.kinds)))
+    given = {name: random.choice(ODD if name in odd else kind.good) for name, kind in place.kinds.items()}
+    wrong = tuple(
+        name for name in odd if not place.kinds[name].takes(given[name]) and not is_good(place, name, given)
+    )
+    return Case(place, given, tuple(odd), wrong)
+
+
+def is_good(place: Place, name: str, given: dict[str, Any]) -> bool:
+    return any(given[name] is good for good in place.kinds[name].good)
