@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from saltflat.clipping import Clip
 from saltflat.core.check import check_model
 from saltflat.core.contribution import Loss, Private, per_example, supervised
-from saltflat.core.plan import Phase, Plan, calibrate
+from saltflat.core.plan import LARGEST_SIZE, Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, trainable
@@ -52,7 +52,7 @@ class Settings:
         _checked(checked_delta, self.delta)
         if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
-        if not (self.size is None or is_whole(self.size)):
+        if not (self.size is None or is_whole(self.size, 1, LARGEST_SIZE)):
             raise SettingError(
                 f"size is a public number of examples, at least as many as there are; got {self.size!r}"
             )
