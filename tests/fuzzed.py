@@ -446,7 +446,7 @@ ACCOUNTS = (
             "epsilon": number(1e-5, math.inf, 2.0),
             "delta": number(1e-12, 1, 1e-5, below=True),
             "rate": AT_ONCE,
-            "noise_multiplier": NOISE,
+            "noise_multiplier": Kind((5.0,), NOISE.takes),
         },
         weight=2,
     ),
