@@ -305,7 +305,9 @@ VALUES = (
             "method": METHOD,
             "steps": whole(1, 10**9, 1, 9),
             "noise_multiplier": NOT_NEGATIVE,
-            "clip_norm": CLIP,
+            "clip_norm": Kind(
+                CLIP.good, lambda value: CLIP.takes(value) or value is math.inf
+            ),  # without noise
             "optimizer": OPTIMIZER,
             "noise_schedule": or_function(POSITIVE, s.Linear(1.0, 0.5, 3)),
             "until": maybe(ANY_FUNCTION),
@@ -444,7 +446,7 @@ ACCOUNTS = (
             "epsilon": number(1e-5, math.inf, 2.0),
             "delta": number(1e-12, 1, 1e-5, below=True),
             "rate": AT_ONCE,
-            "noise_multiplier": NOISE,
+            "noise_multiplier": Kind((5.0,), NOISE.takes),
         },
         weight=2,
     ),
@@ -580,6 +582,16 @@ def case(random: Random) -> Case:
         name for name in odd if not place.kinds[name].takes(given[name]) and not is_good(place, name, given)
     )
     return Case(place, given, tuple(odd), wrong)
+
+
+USUAL = (math.nan, math.inf, -1, True, "1", None, 10**400)
+
+
+def with_one(place: Place, name: str, odd: Any) -> Case:
+    """A good case with one setting as it should not be, perhaps."""
+    given = {each: odd if each == name else kind.good[0] for each, kind in place.kinds.items()}
+    fits = place.kinds[name].takes(odd) or is_good(place, name, given)
+    return Case(place, given, (name,), () if fits else (name,))
 
 
 def is_good(place: Place, name: str, given: dict[str, Any]) -> bool:

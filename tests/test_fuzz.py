@@ -10,19 +10,21 @@ from random import Random
 import fuzzed
 import fuzzed_files as files
 import pytest
-from fuzzed import PLACES, Place, case, phase
+from fuzzed import PLACES, RUNS, USUAL, Case, Place, case, phase, with_one
 
 from saltflat import settings
 
 
 def odd_settings(random: Random) -> str:
     """Odd values in a constructor, an accountant, or a whole run."""
-    one = case(random)
+    return ended(case(random))
+
+
+def ended(one: Case) -> str:
     names = [one.place.words.get(name, name).replace("_", " ") for name in one.odd]
-    what = files.ended(
+    return files.ended(
         lambda: one.place.make(**one.given), wrong=list(one.wrong), touched=names, shown=str(one), plain=True
     )
-    return what
 
 
 HOW: dict[str, Callable[[Random], str]] = {
@@ -63,6 +65,12 @@ def fresh(folder: Path) -> Path:
 @pytest.mark.parametrize("kind", FEW)
 def test_d8(kind: str, tmp_path: Path) -> None:
     assert troubles(kind, range(FEW[kind]), tmp_path) == []
+
+
+def test_d8_the_usual_mistakes_in_every_setting() -> None:
+    cases = [with_one(place, name, odd) for place in PLACES for name in place.kinds for odd in USUAL]
+    quick = [one for one in cases if one.wrong or one.place not in RUNS]
+    assert [what for one in quick if (what := ended(one))] == []
 
 
 @pytest.mark.slow

@@ -659,7 +659,7 @@ ACCOUNT = (
     mutant(
         "nan-passes",
         "`x < low` lets what is no number through",
-        "test_fuzz.py::test_d8[settings]",
+        "test_fuzz.py::test_d8_the_usual_mistakes_in_every_setting",
         (
             "settings.py",
             "return _is_real(value) and math.isfinite(value) and low <= value <= high",
@@ -669,7 +669,7 @@ ACCOUNT = (
     mutant(
         "truth-for-one",
         "True is taken for the number 1",
-        "test_fuzz.py::test_d8[settings]",
+        "test_fuzz.py::test_d8_the_usual_mistakes_in_every_setting",
         (
             "settings.py",
             "if not isinstance(value, numbers.Real) or isinstance(value, bool):",

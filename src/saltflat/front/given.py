@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 from saltflat.clipping import Clip, as_clip
 from saltflat.core.check import check_model
 from saltflat.core.contribution import Loss, PerExample, per_example, supervised
-from saltflat.core.plan import Phase, Plan, calibrate
+from saltflat.core.plan import LARGEST_SIZE, Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, trainable
@@ -69,7 +69,7 @@ class Settings:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
         if not isinstance(self.private, bool):
             raise SettingError(f"private is True, or False for a plain baseline; got {_named(self.private)}")
-        if not (self.size is None or is_whole(self.size)):
+        if not (self.size is None or is_whole(self.size, 1, LARGEST_SIZE)):
             raise SettingError(
                 f"size is a public number of examples, at least as many as there are; got {self.size!r}"
             )
