@@ -212,3 +212,14 @@ def test_units_that_fail_are_left_out_where_the_model_is_looked_at_again(
     y[:] = LABEL
     y[:4] = 0
     assert sf.fit(model(), CRITERION, (x, y), plan=every, delta=1e-3, quiet=True).steps == 3
+
+
+def test_a_check_of_ones_own_speaks_for_itself() -> None:
+    """Units that are not rows have another check, and what it raises is not ours to swallow."""
+    from saltflat.core.step import _look
+
+    def spot(params: Any, batch: Any) -> None:
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        _look(spot, {}, Private(object(), sf.data.TensorUnits(rows()), COUNT), None)  # type: ignore[arg-type]

@@ -215,6 +215,19 @@ class TestSignals:
             fitted(model, noise=Asked())
         assert not torch.equal(flat(point_of(model)), flat(point_of(network())))
 
+    def test_before_the_first_step_there_is_nothing_to_give(self) -> None:
+        class Early(sf.data.TensorUnits):
+            def take(self, indices: Any) -> Any:
+                if not pressed:
+                    pressed.append(signal.raise_signal(signal.SIGINT))
+                return super().take(indices)
+
+        pressed: list[None] = []
+        model = network()
+        with pytest.raises(Interrupted, match="after step 0 of 6"):
+            sf.fit(model, CRITERION, Early(examples()), plan=SIX, delta=1e-3, **around())
+        assert torch.equal(flat(point_of(model)), flat(point_of(network())))
+
     def test_what_is_not_private_stays_stamped(self) -> None:
         class Open(Pressed):
             private = False

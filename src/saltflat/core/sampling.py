@@ -114,13 +114,15 @@ class Readers:
     def __init__(self, dataset: Dataset, workers: int) -> None:
         self._asked: list[list[int]] = []
         self._workers = workers
+        source = torch.Generator()  # of its own, so that torch's goes on as if nothing had been drawn
+        source.seed()
         self._loader: DataLoader = DataLoader(
             _Tried(dataset),
             batch_sampler=_Asked(self._asked),
             num_workers=workers,
             collate_fn=list,
             persistent_workers=True,
-            generator=torch.Generator(),  # so that the stream of torch goes on as if nothing had been drawn
+            generator=source,
         )
 
     def read(self, indices: Indices) -> list:

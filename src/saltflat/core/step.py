@@ -178,9 +178,12 @@ def _look(spot: Spot, params: Tree, private: Private, batch: Batch | None) -> No
     except SaltflatError:
         raise
     except Exception as error:
-        failed = type(error).__name__
+        if not hasattr(
+            private.contribution, "rows_per_unit"
+        ):  # units that are not rows: another check, another word
+            raise
+        failed, rows = type(error).__name__, private.contribution.rows_per_unit
     norms = private.contribution([params], [1.0], batch).norms()
-    rows = getattr(private.contribution, "rows_per_unit", 0)
     sound = torch.isfinite(norms).repeat_interleave(rows).nonzero().flatten().cpu()
     try:
         spot(params, pick(batch, sound) if len(sound) else None)

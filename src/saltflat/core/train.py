@@ -157,7 +157,7 @@ def train(
     run = _Run(plan, safeguards or Safeguards(), running or Running())
     check_record(plan, contribution.unit, run.safeguards)
     first, run = run.opened(trainable(contribution.model))
-    at, spent, enough = first, run.spent(first), list[bool]()
+    at, spent, enough, kept = first, run.spent(first), list[bool](), first.step
     with finish_first() as caught:
         try:
             for at in run.steps(first, contribution, units, leave=lambda: bool(enough or caught)):
@@ -166,6 +166,9 @@ def train(
                     enough.append(True)
                 if enough or caught or run.is_time(at, first.step):
                     run.keep(at)
+                    kept = at.step
+            if caught and at.step > kept:  # the signal came after that
+                run.keep(at)
         except BudgetError:
             if at.step > first.step:
                 run.keep(at)

@@ -107,8 +107,8 @@ def fitted(
             running=replace(running, watch=seen),
         )
     except Interrupted as error:
-        if error.signal != signal.SIGINT:  # the whole program is asked to end, which is not ours to take back
-            raise
+        if error.signal != signal.SIGINT or seen.last is None:
+            raise  # the whole program is asked to end, which is not ours to take back; or no step was taken
         params = seen.interrupted(str(error))
     finally:
         known.units.close()
