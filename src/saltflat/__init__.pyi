@@ -15,6 +15,10 @@ from . import optimizers as optimizers
 from . import privacy as privacy
 from . import recipes as recipes
 from . import schedules as schedules
+
+# Ask before anything is spent
+from .advice import doctor as doctor
+from .advice import suggest as suggest
 from .core.check import check_model as check_model
 from .core.check import without_batchnorm as without_batchnorm
 

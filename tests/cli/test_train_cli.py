@@ -95,7 +95,7 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
     else:
         assert process.returncode == 128 + number
         assert errors.count("\n") == 1
-        assert "run again to go on" in errors
+        assert f"to go on, run saltflat train --resume --out {out} --threads 1" in errors
     assert not (out / "model.safetensors").exists()
     if method == "sai":
         shutil.copy(tmp_path / "old.toml", out / "recipe.toml")  # as a folder of version 1 has it

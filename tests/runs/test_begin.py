@@ -12,13 +12,14 @@ import pytest
 
 from saltflat.data import digits
 from saltflat.errors import LedgerError, ModelError, SettingError
-from saltflat.privacy import Ledger, read
+from saltflat.privacy import Budget, Ledger, read
 from saltflat.privacy.record import durable
 from saltflat.recipes import shipped
 from saltflat.recipes.build import plan_of
 from saltflat.runs import execute as room
-from saltflat.runs.begin import begin
+from saltflat.runs.begin import Taken, begin, begun
 from saltflat.runs.execute import execute
+from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import IDENTITY, Folder, head_of
 
 RECIPE = shipped("digits").but({"phase.0.epochs": 1.0})
@@ -154,9 +155,41 @@ def test_of_two_starts_the_second_is_refused_and_removes_nothing(
     attempt: Callable[..., None], tmp_path: Path
 ) -> None:
     folder = Folder(tmp_path / "one")
+    with begun(folder, RECIPE, folder.ledger):
+        before = tree(tmp_path)
+        attempt(folder, refused, SettingError)
+        attempt(folder, refused, SettingError, resume=True)
+        assert tree(tmp_path) == before
+        (folder.path / "metrics.jsonl").touch()
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_start_that_was_killed_does_not_block_the_folder(opened: bool, tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "one")
+    begin(folder, RECIPE)  # and the process is gone
+    if opened:
+        with Ledger.open(folder.ledger, dataset="digits", budget=Budget(epsilon=3, delta=1e-5)) as book:
+            book.run(str(folder.path), identity=identity_of(folder.path))
+    (folder.path / "notes.txt").write_text("mine")
+    execute(RECIPE, PLAN, digits(), folder)
+    assert folder.model.exists()
+    assert (folder.path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "trace", ["charge in its ledger", "charge in a shared one", "checkpoints", "landscape"]
+)
+def test_a_run_that_left_a_trace_is_no_failed_start(trace: str, tmp_path: Path) -> None:
+    folder, shared = Folder(tmp_path / "one"), tmp_path / "all.ledger"
     begin(folder, RECIPE)
+    if "charge" in trace:
+        with Ledger.open(shared if "shared" in trace else folder.ledger, dataset="digits") as book:
+            book.run("another name", identity=identity_of(folder.path)).charge(*COST, steps=1)
+    else:
+        (folder.path / trace).mkdir()
     before = tree(tmp_path)
-    attempt(folder, refused, SettingError)
+    with pytest.raises(Taken):
+        execute(RECIPE, PLAN, digits(), folder, ledger=shared if "shared" in trace else None)
     assert tree(tmp_path) == before
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from saltflat.runs.layout import MARKS, Folder, Reading, add_reading, readings
 
-ONE = Reading(step=4, epoch=1.0, phase=0, epsilon=0.3, accuracy=0.5, seconds=0.1, examples_per_second=4000.0)
+ONE = Reading(
+    step=4, epoch=1.0, phase=0, epsilon=0.3, accuracy=0.5, error=2.5, seconds=0.1, examples_per_second=4000.0
+)
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from saltflat.cli import audit, budget, demo, landscape, ledger, report, train
+from saltflat.cli import audit, budget, demo, doctor, landscape, ledger, report, suggest, train
 from saltflat.errors import Interrupted, SaltflatError, SettingError
 
 
@@ -48,14 +48,26 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = (demo, train, landscape, report, audit, budget, ledger)
+_COMMANDS = (demo, suggest, doctor, train, landscape, report, audit, budget, ledger)
 
 for command in _COMMANDS:
     command.register(app)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        import saltflat
+
+        print(f"saltflat {saltflat.__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _root() -> None:
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """Train models with differential privacy, in flat minima."""
 
 

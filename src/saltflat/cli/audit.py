@@ -76,13 +76,13 @@ def audit(
     from rich.console import Console
 
     from saltflat.recipes import read
-    from saltflat.recipes.build import plan_of
+    from saltflat.recipes.build import plan_of, size_of
 
     if kind not in KINDS:
         raise SettingError(f"--kind is one of {', '.join(KINDS)}; got {kind!r}")
     check_machine("cpu", threads)
     chosen = read(recipe)
-    plan, console = plan_of(chosen, _size(chosen)), Console()
+    plan, console = plan_of(chosen, size_of(chosen)), Console()
     _announce(recipe, plan, chosen.delta, kind, console)
     _check_place(out)
     given = _Given(chosen, plan, runs, together, canaries, alone, controls, _safeguards(seed))
@@ -115,12 +115,6 @@ class _Given:
     alone: bool
     controls: bool
     safeguards: Safeguards
-
-
-def _size(recipe: Recipe) -> int:
-    from saltflat.data import official_size
-
-    return recipe.size or official_size(recipe.data)
 
 
 def _safeguards(seed: int | None) -> Safeguards:

@@ -6,6 +6,7 @@ The accountants are imported inside the commands, so that help and mistakes in f
 from __future__ import annotations
 
 import json
+import math
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,8 +37,14 @@ class Split(str, Enum):
 
 
 Rate = Annotated[
-    float, typer.Option(help="The probability that a unit joins a step: expected batch / number of units.")
+    float | None,
+    typer.Option(help="The probability that a unit joins a step: expected batch / number of units."),
 ]
+Size = Annotated[
+    int | None, typer.Option(help="The declared number of units; with --batch, in the place of --rate.")
+]
+Batch = Annotated[float | None, typer.Option(help="The expected number of units in a step.")]
+Epochs = Annotated[float | None, typer.Option(help="How often each unit is used, in the place of --steps.")]
 Delta = Annotated[
     float, typer.Option(help="The delta of (epsilon, delta); about 1 / (10 x units), e.g. 1e-6.")
 ]
@@ -72,10 +79,13 @@ HowSplit = Annotated[
 
 @group.command()
 def epsilon(
-    rate: Rate,
     delta: Delta,
+    rate: Rate = None,
     noise: MaybeNoise = None,
     steps: MaybeSteps = None,
+    size: Size = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
     phase: NoisyPhases = None,
     as_json: AsJson = False,
 ) -> None:
@@ -85,14 +95,19 @@ def epsilon(
 
         saltflat budget epsilon --rate 0.004266667 --noise 1.1 --steps 14062 --delta 1e-5
 
+        saltflat budget epsilon --size 60000 --batch 256 --epochs 60 --noise 1.1 --delta 1e-5
+
         saltflat budget epsilon --rate 0.04 --delta 1e-5 --phase 250:1.54 --phase 500:14.0
     """
     from saltflat.privacy.accounting import bounds
     from saltflat.privacy.accounting.splits import phases_event
 
-    phases = [*_plain_phase(steps, noise), *_pairs("--phase", phase, "STEPS:NOISE")]
+    rate = _rate(rate, size, batch)
+    phases = [*_plain_phase(_steps(steps, epochs, rate), noise), *_pairs("--phase", phase, "STEPS:NOISE")]
     if not phases:
-        raise SettingError("no steps were given: add --steps and --noise, or --phase STEPS:NOISE")
+        raise SettingError(
+            "no steps were given: add --steps or --epochs, and --noise; or --phase STEPS:NOISE"
+        )
     event = phases_event(rate, [sigma for _, sigma in phases], [count for count, _ in phases])
     found = bounds.bound(event, delta)
     facts = {
@@ -108,8 +123,11 @@ def epsilon(
 def noise(
     epsilon: Epsilon,
     delta: Delta,
-    rate: Rate,
+    rate: Rate = None,
     steps: MaybeSteps = None,
+    size: Size = None,
+    batch: Batch = None,
+    epochs: Epochs = None,
     phase: SharedPhases = None,
     split: HowSplit = Split.joint_ratio,
     as_json: AsJson = False,
@@ -120,14 +138,19 @@ def noise(
 
         saltflat budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --steps 750
 
+        saltflat budget noise --epsilon 2 --delta 1e-5 --size 50000 --batch 2000 --epochs 30
+
         saltflat budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --phase 250:0.9 --phase 500:0.1
     """
     from saltflat.privacy.accounting import bounds
     from saltflat.privacy.accounting.splits import SPLITS, phases_event
 
-    phases = [*_plain_phase(steps, 1.0), *_pairs("--phase", phase, "STEPS:SHARE")]
+    rate = _rate(rate, size, batch)
+    phases = [*_plain_phase(_steps(steps, epochs, rate), 1.0), *_pairs("--phase", phase, "STEPS:SHARE")]
     if not phases:
-        raise SettingError("no steps were given: add --steps, or --phase STEPS:SHARE for each phase")
+        raise SettingError(
+            "no steps were given: add --steps or --epochs, or --phase STEPS:SHARE for each phase"
+        )
     counts, shares = [count for count, _ in phases], [share for _, share in phases]
     noises = SPLITS[split.value](epsilon=epsilon, delta=delta, rate=rate, steps=counts, shares=shares)
     event = phases_event(rate, noises, counts)
@@ -141,7 +164,15 @@ def noise(
 
 
 @group.command()
-def plan(epsilon: Epsilon, delta: Delta, rate: Rate, noise: Noise, as_json: AsJson = False) -> None:
+def plan(
+    epsilon: Epsilon,
+    delta: Delta,
+    noise: Noise,
+    rate: Rate = None,
+    size: Size = None,
+    batch: Batch = None,
+    as_json: AsJson = False,
+) -> None:
     """How many steps and epochs a budget affords at this noise, and what more or less noise would change.
 
     Example:
@@ -151,6 +182,7 @@ def plan(epsilon: Epsilon, delta: Delta, rate: Rate, noise: Noise, as_json: AsJs
     from saltflat.privacy.accounting.calibration import steps_for
     from saltflat.privacy.accounting.events import phase_event
 
+    rate = _rate(rate, size, batch)
     steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
     rows = [_plan_row(epsilon, delta, rate, factor * noise) for factor in (0.7, 0.85, 1.0, 1.2, 1.5)]
     facts = {"steps": steps, "epochs": steps * rate, "epsilon": epsilon, "noise": noise, "table": rows}
@@ -165,6 +197,30 @@ def _plan_row(epsilon: float, delta: float, rate: float, noise: float) -> dict[s
     except AccountingError:
         steps = 0
     return {"noise": noise, "steps": steps, "epochs": steps * rate}
+
+
+def _rate(rate: float | None, size: int | None, batch: float | None) -> float:
+    """The sampling rate: as given, or the expected batch's part of the declared size."""
+    if rate is not None:
+        if size is not None or batch is not None:
+            raise SettingError("--rate is --batch / --size: give it, or these two, not both")
+        return rate
+    if size is None or batch is None:
+        raise SettingError("no sampling rate was given: add --rate, or --size and --batch")
+    if size < 1 or not 0 < batch <= size:
+        raise SettingError(f"--batch lies above 0 and is at most --size; got {batch:g} of {size}")
+    return batch / size
+
+
+def _steps(steps: int | None, epochs: float | None, rate: float) -> int | None:
+    """The steps: as given, or those of so many epochs, as a run of that length would take them."""
+    if epochs is None:
+        return steps
+    if steps is not None:
+        raise SettingError("--epochs and --steps say the same: give one of them")
+    if not 0 < epochs < math.inf or not 0 < rate <= 1:
+        raise SettingError(f"--epochs must be above 0, and finite; got {epochs:g} at rate {rate:g}")
+    return max(1, round(epochs / rate))
 
 
 def _plain_phase(steps: int | None, value: float | None) -> list[tuple[int, float]]:

@@ -108,8 +108,8 @@ def landscape(
 
 def _views(runs: Sequence[Path], settings: Settings, data_dir: Path | None) -> list[View]:
     """All runs, read before anything is computed; each data set is read once."""
-    from saltflat import data
     from saltflat.errors import SettingError
+    from saltflat.recipes.build import split_of
     from saltflat.runs.survey import View
     from saltflat.runs.weights import subject
 
@@ -117,9 +117,14 @@ def _views(runs: Sequence[Path], settings: Settings, data_dir: Path | None) -> l
     places = [each.place.resolve() for each in subjects]
     if len(set(places)) < len(places):
         raise SettingError("each run can be given once")
-    splits = {
-        name: data.load(name, data_dir) for name in dict.fromkeys(each.recipe.data for each in subjects)
-    }
+    for each in subjects:
+        if each.recipe.target_range is not None:
+            raise SettingError(
+                f"{each.name}: its target is a number, and landscapes are those of classes only"
+            )
+    splits = {each.recipe.data: split_of(each.recipe, data_dir) for each in reversed(subjects)}
+    if not settings.train and (empty := [name for name, split in splits.items() if split.test.count == 0]):
+        raise SettingError(f"{empty[0]} has no test examples to look at; give the run some that are public")
     return [View(each, splits[each.recipe.data], settings) for each in subjects]
 
 

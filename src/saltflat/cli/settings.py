@@ -32,9 +32,13 @@ class Flag:
 
 
 FLAGS = (
-    Flag("data", "Data set: digits (embedded), mnist, fashion-mnist, cifar10, ..."),
-    Flag("model", "Network of saltflat.models: digits_cnn, tutorial_cnn, '{mlp = {settings}}', ..."),
-    Flag("size", "Declared number of training examples, if it is not the official one."),
+    Flag("data", "Data set: digits (embedded), mnist, adult, ...; or a file: mine.npz, mine.csv."),
+    Flag("table", "For a CSV: the TOML file that declares its columns (docs/tables.md)."),
+    Flag("test", "For a CSV: another one of the same columns, whose rows are public; for accuracy only."),
+    Flag("classes", "For an npz: how many classes y has, 0 and up."),
+    Flag("target_range", "For an npz whose y is a number: its range, such as '[0, 100]'."),
+    Flag("model", "Network of saltflat.models: mlp (fits any), digits_cnn, '{mlp = {width = 64}}', ..."),
+    Flag("size", "Declared number of training examples: the official one, or a public bound on yours."),
     Flag("epsilon", "The epsilon that the run may spend, one example added or removed."),
     Flag("delta", "The delta that goes with it."),
     Flag("batch_size", "Expected number of examples in a step (Poisson sampling)."),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -14,7 +15,7 @@ import typer
 
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
 from saltflat.cli.settings import FLAGS, Flag, changes
-from saltflat.errors import SettingError
+from saltflat.errors import Interrupted, SettingError
 from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents
 from saltflat.recipes.toml import dotted
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from saltflat.runs.layout import Folder, Reading
 
 USUAL = "digits"  # the recipe, where none is named
+USUAL_EPSILON = 3.0  # for a table that no recipe was named for
 
 
 def register(app: typer.Typer) -> None:
@@ -72,7 +74,10 @@ def train(
     out: Annotated[Path, typer.Option(help="The folder that keeps the run.")] = Path("runs/latest"),
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print plan, noise and cost, and touch nothing.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print plan, noise and cost, try the network on made-up rows; no more."
+        ),
     ] = False,
     data_dir: DataDir = None,
     ledger: Annotated[
@@ -98,36 +103,68 @@ def train(
     """Train a network privately. Noise and sampling are secret; test accuracy is taken on public examples.
 
     The folder keeps recipe, ledger, checkpoints, metrics (JSON lines), privacy statement and model. Ctrl-C ends
-    after the step at hand; the same command with --resume goes on.
+    after the step at hand, and prints the command that goes on.
+
+    A table of your own: saltflat train --data mine.csv --table mine.toml --size 5000 --epsilon 1, or --data mine.npz
+    --classes 3 --size 5000. Without a recipe its settings are those of saltflat suggest.
     """
     from rich.console import Console
 
-    from saltflat.recipes.build import plan_of
+    from saltflat.recipes.build import check_shapes, form_of, plan_of, size_of
+    from saltflat.runs.begin import Taken
     from saltflat.runs.execute import execute
     from saltflat.runs.layout import Folder
 
     folder, console = Folder(out), Console()
-    chosen = _chosen(recipe, given, sets or [], folder, resume=resume)
-    plan = plan_of(chosen, _size(chosen))
+    chosen = _chosen(recipe, given, sets or [], folder, resume=resume, data_dir=data_dir)
+    plan = plan_of(chosen, size_of(chosen))
     _announce(chosen, plan, console)
     if dry_run:
+        check_shapes(chosen, form_of(chosen, data_dir))
+        console.print(
+            "The network takes examples of this form, by made-up rows; nothing was read or charged."
+        )
         return
+    again = _command(out, data_dir=data_dir, ledger=ledger, device=device, threads=threads)
     check_machine(device, threads)
     board = _tensorboard(folder) if tensorboard else None
     split = _loaded(chosen, plan, data_dir)
-    with _shown(_method(chosen), plan.steps, console, board) as seen:
-        outcome = execute(
-            chosen,
-            plan,
-            split,
-            folder,
-            resume=resume,
-            ledger=ledger,
-            device=device,
-            watch=seen.step,
-            told=seen.reading,
-        )
+    try:
+        with _shown(_method(chosen), plan.steps, console, board) as seen:
+            outcome = execute(
+                chosen,
+                plan,
+                split,
+                folder,
+                resume=resume,
+                ledger=ledger,
+                device=device,
+                watch=seen.step,
+                told=seen.reading,
+            )
+    except Interrupted as error:
+        after = str(error).split(";")[0]
+        raise Interrupted(f"{after}; it is kept in {out}: to go on, run {again}", error.signal) from None
+    except Taken as error:
+        raise SettingError(f"{error}: {again}") from None
     _report(outcome, folder, console)
+
+
+def _command(out: Path, *, data_dir: Path | None, ledger: Path | None, device: str, threads: int) -> str:
+    """The command that goes on with a run, as a shell takes it.
+
+    >>> _command(Path("my runs/one"), data_dir=None, ledger=None, device="cpu", threads=1)
+    "saltflat train --resume --out 'my runs/one' --threads 1"
+    """
+    flags = {
+        "--out": out,
+        "--data-dir": data_dir,
+        "--ledger": ledger,
+        "--device": None if device == "cpu" else device,
+        "--threads": threads or None,
+    }
+    given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
+    return shlex.join(["saltflat", "train", "--resume", *given])
 
 
 def recipes(
@@ -147,15 +184,24 @@ def recipes(
 
 
 def _chosen(
-    recipe: str | None, given: dict[str, str], sets: list[str], folder: Folder, *, resume: bool
+    recipe: str | None,
+    given: dict[str, str],
+    sets: list[str],
+    folder: Folder,
+    *,
+    resume: bool,
+    data_dir: Path | None,
 ) -> Recipe:
-    """The recipe that was asked for; where a run goes on, it must be that run's."""
+    """The recipe that was asked for, with what its data says; where a run goes on, it must be that run's."""
+    from saltflat.recipes.build import fitted, form_of
     from saltflat.recipes.recipe import from_document
     from saltflat.runs.begin import resumed
 
     there = resumed(folder) if resume else None
-    document = _document(recipe, folder, resume=resume)
+    document = _document(recipe, given, folder, resume=resume, data_dir=data_dir)
     here = from_document(document.but(changes(document, given, sets)))
+    if here != there:
+        here = fitted(here, form_of(here, data_dir))
     if there is None:
         return here
     differing = documents.difference(there.as_document(), here.as_document())
@@ -168,24 +214,74 @@ def _chosen(
     return there
 
 
-def _document(recipe: str | None, folder: Folder, *, resume: bool) -> Document:
+def _document(
+    recipe: str | None, given: dict[str, str], folder: Folder, *, resume: bool, data_dir: Path | None
+) -> Document:
     from saltflat.recipes.recipe import current
 
     if recipe is not None:
         return current(documents.read(recipe))
-    return current(documents.read(folder.recipe) if resume else documents.shipped(USUAL))
+    if resume:
+        return current(documents.read(folder.recipe))
+    return _suggested(given, data_dir) or current(documents.shipped(USUAL))
+
+
+def _suggested(given: dict[str, str], data_dir: Path | None) -> Document | None:
+    """For a table without a recipe: what is suggested for its declared size; None for anything else."""
+    from saltflat.advice import suggest
+    from saltflat.data import Own, is_own, official_form, official_size, own_form
+    from saltflat.recipes.build import size_missing
+
+    name = given.get("data")
+    if name is None or not (is_own(name) or (name == "adult" and "model" not in given)):
+        return None
+    asked = {
+        key: _of_flag(key, given) for key in ("size", "epsilon", "classes", "target_range") if key in given
+    }
+    declared: dict[str, Any] = {key: given[key] for key in ("table", "test") if key in given}
+    if is_own(name):
+        span = asked.get("target_range")
+        own = Own(name, **declared, classes=asked.get("classes"), span=tuple(span) if span else None)
+        form = own_form(own, data_dir)
+        if "size" not in asked:
+            raise size_missing(name)
+        size = asked["size"]
+    else:
+        form, size = official_form(name), asked.get("size") or official_size(name)
+    found = suggest(
+        size=size,
+        epsilon=asked.get("epsilon", USUAL_EPSILON),
+        features=form.features,
+        classes=form.classes or None,
+    )
+    own_settings: dict[str, Any] = {**declared, "classes": form.classes or None, "target_range": form.span}
+    if not is_own(name):
+        own_settings = {}
+    made = found.recipe(name, **own_settings)
+    return documents.Document(made.as_document(), "the suggested settings")
+
+
+_KINDS: dict[str, Any] = {"size": int, "epsilon": float, "classes": int, "target_range": tuple[float, float]}
+
+
+def _of_flag(name: str, given: dict[str, str]) -> Any:
+    """A flag that the suggestion depends on, as the recipe would have it."""
+    from saltflat.errors import DataError
+    from saltflat.recipes.toml import word
+    from saltflat.recipes.values import Spot, value_of
+    from saltflat.recipes.wrong import Wrong
+
+    flag = "--" + name.replace("_", "-")
+    try:
+        return value_of(word(given[name]), _KINDS[name], Spot((name,)))
+    except (Wrong, DataError) as error:
+        raise SettingError(f"{flag}: {error}") from None
 
 
 def _brief(value: Any) -> str:
     if isinstance(value, str):
         return value
     return "nothing" if value is None else shown(value)
-
-
-def _size(recipe: Recipe) -> int:
-    from saltflat.data import official_size
-
-    return recipe.size or official_size(recipe.data)
 
 
 def _method(recipe: Recipe) -> str:
@@ -216,9 +312,9 @@ def _announce(recipe: Recipe, plan: Plan, console: Console) -> None:
 
 
 def _loaded(recipe: Recipe, plan: Plan, data_dir: Path | None) -> Split:
-    from saltflat import data
+    from saltflat.recipes.build import split_of
 
-    split = data.load(recipe.data, data_dir)
+    split = split_of(recipe, data_dir)
     if split.train.count > plan.size:
         raise SettingError(
             f"{recipe.data} has more than the {plan.size} examples that were declared; set --size to a public bound"
@@ -241,7 +337,7 @@ class _Shown:
 
     def reading(self, reading: Reading) -> None:
         line = (
-            f"test {reading.accuracy:.2%}, epsilon {rounded_up(reading.epsilon or 0.0, 4)}, "
+            f"{_score(reading.accuracy, reading.error)}epsilon {rounded_up(reading.epsilon or 0.0, 4)}, "
             f"{reading.examples_per_second:,.0f} examples/s"
         )
         self.bar.update(self.task, last=line)
@@ -262,8 +358,9 @@ class _Board:
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = self.writer or SummaryWriter(str(self.folder))
-        for name in ("accuracy", "epsilon", "examples_per_second"):
-            self.writer.add_scalar(name, getattr(reading, name), reading.step)
+        for name in ("accuracy", "error", "epsilon", "examples_per_second"):
+            if getattr(reading, name) is not None:
+                self.writer.add_scalar(name, getattr(reading, name), reading.step)
 
     def close(self) -> None:
         if self.writer is not None:
@@ -289,6 +386,13 @@ def _shown(method: str, steps: int, console: Console, board: _Board | None) -> I
         yield _Shown(steps, console, bar, bar.add_task(method, total=steps, last=""), board)
 
 
+def _score(accuracy: float | None, error: float | None) -> str:
+    """How the weights did on the test examples, if there are any."""
+    if accuracy is not None:
+        return f"test {accuracy:.2%}, "
+    return "" if error is None else f"test error {error:.4g}, "
+
+
 def _tensorboard(folder: Folder) -> _Board:
     try:
         import torch.utils.tensorboard  # noqa: F401
@@ -300,7 +404,12 @@ def _tensorboard(folder: Folder) -> _Board:
 
 
 def _report(outcome: Outcome, folder: Folder, console: Console) -> None:
-    console.print(f"test accuracy {outcome.accuracy:.2%}; kept in {folder.path}", highlight=False)
+    scored = "no test examples, so no accuracy was taken"
+    if outcome.accuracy is not None:
+        scored = f"test accuracy {outcome.accuracy:.2%}"
+    elif outcome.error is not None:
+        scored = f"test error {outcome.error:.4g} (root mean square)"
+    console.print(f"{scored}; kept in {folder.path}", highlight=False)
     console.print(outcome.statement.as_text(), highlight=False)
     console.print(
         f"On record in the ledger: epsilon {rounded_up(outcome.on_record, 4)} at delta {outcome.statement.delta:g}, "

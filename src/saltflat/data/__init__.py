@@ -9,14 +9,18 @@ from saltflat.data.arrays import KERAS, MEDMNIST, npz
 from saltflat.data.augment import Augment, Cutout, Flip, PadCrop, augment
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, HALF, IMAGENET, MNIST, SVHN, UNIT, Examples, Scale, Split
+from saltflat.data.form import Form
+from saltflat.data.own import Own, is_own, own_form, own_split, read_table
 from saltflat.data.pictures import image_folder
-from saltflat.data.registry import NAMES, load, official_size
+from saltflat.data.registry import NAMES, load, official_form, official_size
 from saltflat.data.table import ADULT, Category, Number, Table, csv_table
 
 __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "load",
     "NAMES",
     "official_size",
+    "official_form",
+    "Form",
     "digits",
     "Examples",
     "TensorUnits",
@@ -27,6 +31,11 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "MEDMNIST",
     "image_folder",
     "csv_table",
+    "Own",
+    "is_own",
+    "own_form",
+    "own_split",
+    "read_table",
     "Table",
     "Number",
     "Category",

@@ -63,10 +63,10 @@ def _examples(inputs: np.ndarray, targets: np.ndarray, scale: Scale, path: Path)
     labels = torch.from_numpy(targets.reshape(-1).astype(np.int64))
     if inputs.dtype != np.uint8:
         return Examples(torch.from_numpy(inputs.astype(np.float32)), labels)
-    return Examples(_images(inputs, path), labels, scale)
+    return Examples(images(inputs, path), labels, scale)
 
 
-def _images(pixels: np.ndarray, path: Path) -> Tensor:
+def images(pixels: np.ndarray, path: Path) -> Tensor:
     """uint8 (n, c, h, w) from (n, h, w) or (n, h, w, c)."""
     if pixels.ndim == 3:
         pixels = pixels[..., None]

@@ -117,19 +117,21 @@ class Examples:
 class Split:
     """Examples for training (private) and for testing (public), labelled 0 to ``classes`` - 1.
 
-    ``classes`` is declared by the data set's description, not counted in the labels.
+    ``classes`` is declared by the data set's description, not counted in the labels. Where targets are numbers there
+    are 0 classes, and ``span`` is their declared range, which is scaled to [-1, 1]. There may be no test examples.
     """
 
     train: Examples
     test: Examples
     classes: int
+    span: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.train.shape != self.test.shape:
             raise DataError(
                 f"one shape is needed for training and testing; got {self.train.shape} and {self.test.shape}"
             )
-        for part, examples in (("training", self.train), ("test", self.test)):
+        for part, examples in (("training", self.train), ("test", self.test)) if self.classes else ():
             wrong = (examples.targets < 0) | (examples.targets >= self.classes)
             if bool(wrong.any()):
                 raise DataError(f"{part} labels must lie in 0 to {self.classes - 1}; some do not")

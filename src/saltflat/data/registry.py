@@ -9,6 +9,7 @@ from saltflat.data import cifar, idx, svhn, table
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, MNIST, SVHN, Examples, Scale, Split
 from saltflat.data.files import Layout, find, root
+from saltflat.data.form import Form
 from saltflat.errors import DataError, SettingError
 
 
@@ -46,6 +47,32 @@ SIZES = {  # training examples, as the data sets' descriptions say
     "svhn": 73_257,
     "adult": 32_561,
 }
+SHAPES: dict[str, tuple[int, ...]] = {  # of one example, by the same descriptions
+    "digits": (1, 8, 8),
+    "cifar10": (3, 32, 32),
+    "cifar100": (3, 32, 32),
+    "svhn": (3, 32, 32),
+    "adult": (table.ADULT.width,),
+}
+IMAGE = (1, 28, 28)  # of all others
+
+
+def unknown(name: str) -> SettingError:
+    """There is no such data set, in words."""
+    return SettingError(
+        f"there is no data set {name!r}; known are {', '.join(NAMES)}, and files of yours that end in .npz or .csv"
+    )
+
+
+def official_form(name: str) -> Form:
+    """The form of a data set's examples: public constants, nothing is read.
+
+    >>> official_form("mnist").shape, official_form("adult").classes
+    ((1, 28, 28), 2)
+    """
+    if name not in NAMES:
+        raise unknown(name)
+    return Form(SHAPES.get(name, IMAGE), SOURCES[name].classes if name in SOURCES else 10)
 
 
 def official_size(name: str) -> int:
@@ -55,7 +82,7 @@ def official_size(name: str) -> int:
     60000
     """
     if name not in NAMES:
-        raise SettingError(f"there is no data set {name!r}; known are {', '.join(NAMES)}")
+        raise unknown(name)
     if name not in SIZES:
         raise SettingError(f"the number of training examples of {name} is not on file; declare it as size")
     return SIZES[name]
@@ -79,7 +106,7 @@ def load(name: str, data_dir: str | Path | None = None, *, scale: Scale | None =
     saltflat.errors.SettingError: there is no data set 'minst'; known are digits, mnist, fashion-mnist, ...
     """
     if name not in NAMES:
-        raise SettingError(f"there is no data set {name!r}; known are {', '.join(NAMES)}")
+        raise unknown(name)
     source = SOURCES.get(name)
     if scale is not None and (source is None or source.scale is None):
         raise SettingError(f"{name} has no pixels of 0 to 255 to scale; leave scale out")

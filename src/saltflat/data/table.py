@@ -24,13 +24,18 @@ from saltflat.errors import DataError, SettingError
 class Number:
     """A numeric column with its declared range: ``(value - low) / (high - low)``, held inside [0, 1].
 
-    >>> Number("age", 0, 100).encode("39")
-    [0.39]
+    ``centred`` ones lie in [-1, 1] instead, which most networks learn better from. ``missing`` is the declared value
+    of an empty cell (or NA, NaN); without it such a cell is a mistake.
+
+    >>> Number("age", 0, 100).encode("39"), Number("age", 0, 100, centred=True, missing=50).encode("NA")
+    ([0.39], [0.0])
     """
 
     name: str
     low: float
     high: float
+    centred: bool = False
+    missing: float | None = None
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -38,11 +43,16 @@ class Number:
                 f"column {self.name!r} needs a finite low < high; got {self.low} and {self.high}"
             )
 
+        if self.missing is not None and not self.low <= self.missing <= self.high:
+            raise SettingError(f"column {self.name!r}: missing must lie in {self.low} to {self.high}")
+
     def encode(self, text: str) -> list[float]:
-        value = float(text)
+        empty = self.missing is not None and text.lower() in ("", "na", "nan")
+        value = self.missing if empty and self.missing is not None else float(text)
         if math.isnan(value):
             raise ValueError("not a number")
-        return [min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)]
+        share = min(max((value - self.low) / (self.high - self.low), 0.0), 1.0)
+        return [2 * share - 1 if self.centred else share]
 
 
 @dataclass(frozen=True)
@@ -68,14 +78,14 @@ class Category:
 
 @dataclass(frozen=True)
 class Table:
-    """What a CSV file means: the columns that are inputs, and the one that is the label.
+    """What a CSV file means: the columns that are inputs, and the one that is the label, a class or a number.
 
     ``header`` names the file's columns where its first line does not. Lines that begin with ``comment`` and
     empty lines are passed over; ``trailing`` is cut off the end of labels.
     """
 
     columns: tuple[Number | Category, ...]
-    target: Category
+    target: Category | Number
     header: tuple[str, ...] | None = None
     comment: str | None = None
     trailing: str = ""
@@ -83,10 +93,24 @@ class Table:
     def __post_init__(self) -> None:
         if not self.columns:
             raise SettingError("a table needs at least one input column")
+        names = [column.name for column in (*self.columns, self.target)]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SettingError(f"column {twice[0]!r} is declared twice; the target is no input")
 
     @property
     def classes(self) -> int:
-        return len(self.target.values)
+        """How many classes the target has; 0 if it is a number."""
+        return len(self.target.values) if isinstance(self.target, Category) else 0
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The declared range of a target that is a number."""
+        return None if isinstance(self.target, Category) else (self.target.low, self.target.high)
+
+    @property
+    def width(self) -> int:
+        """How many inputs a row has."""
+        return sum(len(c.values) if isinstance(c, Category) else 1 for c in self.columns)
 
     def read(self, path: Path) -> Examples:
         """The rows of one file, plain or .gz: float inputs (n, width) and the number of each label."""
@@ -94,15 +118,15 @@ class Table:
         header = list(self.header) if self.header is not None else next(lines, (0, []))[1]
         wanted = [column.name for column in (*self.columns, self.target)]
         if missing := [name for name in wanted if name not in header]:
-            first = (
-                "declared header" if self.header is not None else "first line"
-            )  # which may be a private row
-            raise DataError(
-                f"{path} has no column {', '.join(missing)} in its {first}; spell names as in the file, and declare "
-                "header=(...) for a file without a line of names"
+            known = (
+                f"its columns are {', '.join(header)}"
+                if self._names(header)
+                else "its first line names none: declare header=(...) for a file without a line of names"
             )
+            raise DataError(f"{path} has no column {', '.join(missing)}; {known}")
         places = [header.index(name) for name in wanted]
-        rows, labels = [], []
+        rows: list[list[float]] = []
+        labels: list[float] = []
         for number, cells in lines:
             if len(cells) != len(header):
                 raise DataError(
@@ -116,7 +140,12 @@ class Table:
             raise DataError(f"{path} holds no row")
         return Examples(torch.tensor(rows), torch.tensor(labels))
 
-    def _encoded(self, cells: Sequence[str], where: str) -> tuple[list[float], int]:
+    def _names(self, header: Sequence[str]) -> bool:
+        """Whether a first line can be told to be names, most of them declared: else it may be a private row."""
+        declared = {column.name for column in (*self.columns, self.target)}
+        return self.header is not None or 2 * len(declared & set(header)) > len(declared)
+
+    def _encoded(self, cells: Sequence[str], where: str) -> tuple[list[float], float]:
         """One row; messages name the column and not the cell, which is private."""
         row: list[float] = []
         for column, cell in zip(self.columns, cells[:-1], strict=True):
@@ -125,6 +154,11 @@ class Table:
             except ValueError:
                 raise DataError(f"{where}: column {column.name!r} must hold a number") from None
         label = cells[-1].removesuffix(self.trailing)
+        if isinstance(self.target, Number):
+            try:
+                return row, self.target.encode(label)[0]
+            except ValueError:
+                raise DataError(f"{where}: the target {self.target.name!r} must hold a number") from None
         if label not in self.target.values:
             allowed = ", ".join(self.target.values)
             raise DataError(f"{where}: the label {self.target.name!r} must be one of {allowed}")
@@ -151,7 +185,7 @@ def csv_table(
 ) -> Split:
     """Two CSV files with one meaning; each a full path, or one under ``data_dir`` or SALTFLAT_DATA."""
     parts = [table.read(resolve(path, data_dir)) for path in (train, test)]
-    return Split(parts[0], parts[1], table.classes)
+    return Split(parts[0], parts[1], table.classes, table.span)
 
 
 # Categories as adult.names, the data set's public description, lists them. Ranges are round numbers around what

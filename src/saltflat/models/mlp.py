@@ -43,6 +43,30 @@ def mlp_cifar() -> nn.Module:
     return _perceptron((3072, 1536, 128, 10))
 
 
+def mlp(
+    features: int | None = None, outputs: int | None = None, width: int = 32, depth: int = 1
+) -> nn.Module:
+    """A perceptron for any table: ``depth`` hidden layers of ``width`` with tanh; depth 0 is a linear model.
+
+    Small on purpose: noise grows with the number of weights, and a table's signal does not. Tanh keeps activations,
+    and so gradients, from growing, which suits clipping. Inputs of any shape are flattened. A recipe may leave
+    ``features`` and ``outputs`` to the data that it names.
+
+    >>> from saltflat.models import parameter_count
+    >>> [parameter_count(mlp(20, 2, depth=depth)) for depth in (0, 1, 2)]
+    [42, 738, 1794]
+    """
+    if features is None or outputs is None:
+        raise SettingError("mlp needs features and outputs: how many numbers an example has, and is to give")
+    check_sizes(features=features, outputs=outputs, width=width)
+    if isinstance(depth, bool) or not isinstance(depth, int) or not 0 <= depth <= 16:
+        raise SettingError(f"depth is {depth!r}; it must be a whole number from 0 to 16")
+    layers: list[nn.Module] = [nn.Flatten()]
+    for width_in, width_out in pairwise((features, *[width] * depth)):
+        layers += [nn.Linear(width_in, width_out), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Linear(width if depth else features, outputs))
+
+
 def transfer_head(*widths: int) -> nn.Module:
     """Linear layers with ReLU between them, for the frozen features of a public network.
 

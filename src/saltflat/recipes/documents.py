@@ -208,6 +208,7 @@ def strange(table: Mapping[str, Any]) -> str:
 
 SETTINGS = (  # of a recipe; `saltflat.recipes.Recipe` says what each is
     *("version", "data", "model", "size", "epsilon", "delta", "batch_size", "rate", "budget_split"),
+    *("table", "test", "classes", "target_range"),
     *("ema", "views", "augment", "spare", "physical", "seed", "phase"),
 )
 

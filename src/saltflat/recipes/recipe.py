@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from saltflat.clipping import Clip
 from saltflat.core.plan import Phase
-from saltflat.data import official_size
+from saltflat.data import is_own, official_size
 from saltflat.data.augment import Transform
 from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
@@ -88,8 +88,10 @@ class Stage:
 class Recipe:
     """Every setting of a run. *Guarantee*: none of them is read from the private data.
 
-    ``data`` is the name of a data set and ``size`` its declared number of examples, the official one if left out. Each
-    step takes ``batch_size`` of them on average, or each with probability ``rate``. With ``epsilon`` the noise is
+    ``data`` is the name of a data set and ``size`` its declared number of examples, the official one if left out. It
+    may be a file of yours too: a CSV whose columns ``table`` declares, with rows for testing in ``test``, or an npz
+    whose targets are so many ``classes``, or numbers in ``target_range``. Each step takes ``batch_size`` of the
+    examples on average, or each with probability ``rate``. With ``epsilon`` the noise is
     calibrated: to one phase; to several with portions, by ``budget_split``; to several without, by one factor for all.
     ``spare`` more steps of each phase are paid for, which crashes may waste. ``views`` of each example are made by
     ``augment``. ``physical`` is the most examples in memory at once and changes no result; ``seed`` that of the first
@@ -108,6 +110,10 @@ class Recipe:
     model: Network
     phase: tuple[Stage, ...]
     size: int | None = None
+    table: str | None = None
+    test: str | None = None
+    classes: int | None = None
+    target_range: tuple[float, float] | None = None
     epsilon: float | None = None
     delta: float = 1e-5
     batch_size: float | None = None
@@ -122,6 +128,7 @@ class Recipe:
     using: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata=PYTHON_ONLY)
 
     def __post_init__(self) -> None:
+        _check_declared(self)
         _check_sampling(self)
         _check_budget(self)
         for name, number in (("size", self.size), ("views", self.views), ("physical", self.physical)):
@@ -154,6 +161,16 @@ class Recipe:
         ['version = 2', 'data = "digits"']
         """
         return toml.dumps(self.as_document())
+
+
+def _check_declared(recipe: Recipe) -> None:
+    """What is declared of a file of the user's goes with such a file only."""
+    given = {name: getattr(recipe, name) for name in ("table", "test", "classes", "target_range")}
+    for name, value in given.items():
+        if value is not None and not is_own(recipe.data):
+            raise Wrong(
+                (name,), f"is for a file of yours, and {recipe.data!r} is a data set by name; leave it out"
+            )
 
 
 def _check_sampling(recipe: Recipe) -> None:

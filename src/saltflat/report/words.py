@@ -31,6 +31,8 @@ def accuracy(run: Kept) -> str:
     """The run's result: what the last reading says, and never an older figure."""
     if run.last is None:
         return NOTHING
+    if run.accuracy is None and run.last.error is not None:
+        return f"error {run.last.error:.4g} (root mean square)"
     if run.accuracy is None:
         return f"not a number at the {'end' if run.finished else 'last reading'} (step {run.last.step})"
     return f"{run.accuracy:.2%}".replace("%", " %")

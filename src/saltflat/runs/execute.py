@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,15 +16,14 @@ from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Progress, Running, train
-from saltflat.data import Examples, Split
-from saltflat.errors import SettingError
+from saltflat.data import Examples, Form, Split
 from saltflat.privacy.record import durable
 from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe
-from saltflat.recipes.build import loss_of, network_of
-from saltflat.runs.begin import begun
+from saltflat.recipes.build import check_shapes, loss_of, network_of
+from saltflat.runs.begin import begun, held
 from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import Folder, Reading, add_reading
 
@@ -43,7 +42,8 @@ def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
 class Outcome:
     """How a run ended."""
 
-    accuracy: float
+    accuracy: float | None  # on the test examples, if there are any
+    error: float | None  # the same where targets are numbers, in their own unit
     statement: Statement
     on_record: float  # epsilon in the ledger at the statement's delta: other runs on this data included
 
@@ -66,11 +66,11 @@ def execute(
     recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
     before its first charge leaves the folder as it was.
     """
+    check_shapes(recipe, Form(split.shape, split.classes, split.span))
     model = network_of(recipe).to(device)
-    _check_fits(model, split, recipe)
     contribution = loss_of(recipe, model)
-    units, test = split.train.to(device), split.test.to(device)
-    start = nullcontext() if resume else begun(folder, recipe, ledger or folder.ledger)
+    units, test = split.train.to(device), replace(split, test=split.test.to(device))
+    start = held(folder) if resume else begun(folder, recipe, ledger or folder.ledger)
     with start, _charged(recipe, plan, folder, ledger) as (book, run):
         readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
 
@@ -90,7 +90,8 @@ def execute(
         event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
     statement = state(event, Declared(delta=recipe.delta, size=plan.size))
     finish(folder, model, statement)
-    return Outcome(accuracy(model, test, recipe.physical), statement, on_record)
+    right, error = scores(model, test, recipe.physical)
+    return Outcome(right, error, statement, on_record)
 
 
 @dataclass
@@ -99,7 +100,7 @@ class _Readings:
 
     recipe: Recipe
     plan: Plan
-    test: Examples
+    split: Split
     probe: nn.Module  # a second network, so that the one in training is left alone
     run: Run
     at: int | None = None
@@ -113,12 +114,14 @@ class _Readings:
         if progress.step % every and progress.step != self.plan.steps:
             return None
         taken, seconds = progress.step - self.at, now - self.when
+        right, error = scores(_with(progress.ending, self.probe), self.split, self.recipe.physical)
         reading = Reading(
             step=progress.step,
             epoch=progress.step * self.plan.rate,
             phase=progress.phase,
             epsilon=self.run.epsilon(self.recipe.delta),
-            accuracy=accuracy(_with(progress.ending, self.probe), self.test, self.recipe.physical),
+            accuracy=right,
+            error=error,
             seconds=seconds,
             examples_per_second=self.plan.expected_units * taken / seconds if taken else 0.0,
         )
@@ -157,24 +160,23 @@ def accuracy(model: nn.Module, examples: Examples, size: int) -> float:
     return right / examples.count
 
 
+def rms_error(model: nn.Module, examples: Examples, span: tuple[float, float], size: int) -> float:
+    """The root of the mean squared error on public examples, in the unit of the target's declared range."""
+    model.eval()
+    with torch.no_grad():
+        total = sum(float(((model(x).squeeze(1) - y).double() ** 2).sum()) for x, y in examples.batches(size))
+    return (total / examples.count) ** 0.5 * (span[1] - span[0]) / 2  # targets lie in [-1, 1]
+
+
+def scores(model: nn.Module, split: Split, size: int) -> tuple[float | None, float | None]:
+    """The accuracy on the test examples, or their error where targets are numbers; neither where there are none."""
+    if split.test.count == 0:
+        return None, None
+    if split.span is not None:
+        return None, rms_error(model, split.test, split.span, size)
+    return accuracy(model, split.test, size), None
+
+
 def _with(params: dict[str, torch.Tensor], model: nn.Module) -> nn.Module:
     model.load_state_dict(params, strict=False)
     return model
-
-
-def _check_fits(model: nn.Module, split: Split, recipe: Recipe) -> None:
-    """Refuse a network that does not take these examples, before anything is charged."""
-    try:
-        with torch.no_grad():
-            inputs, _ = next(split.test.batches(2))
-            outputs = model(inputs.to(next(model.parameters()).device))
-    except (RuntimeError, ValueError, TypeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise SettingError(
-            f"{recipe.model} does not take {recipe.data}'s examples of shape {split.shape}: {first}"
-        ) from None
-    if outputs.ndim != 2 or outputs.shape[1] < split.classes:
-        raise SettingError(
-            f"{recipe.model} gives outputs of shape {tuple(outputs.shape[1:])}, and {recipe.data} has "
-            f"{split.classes} classes; take another model"
-        )

@@ -86,6 +86,7 @@ class Reading:
     phase: int | None = None
     epsilon: float | None = None  # on record for this run: steps that ran again after a crash count again
     accuracy: float | None = None  # of the weights that the run would end with, on the public test examples
+    error: float | None = None  # the same where targets are numbers: root mean square, in their own unit
     seconds: float | None = None  # since the reading before
     examples_per_second: float | None = None  # expected ones: how many were drawn stays private
 

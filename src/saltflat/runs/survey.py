@@ -17,7 +17,7 @@ from saltflat import landscape as land
 from saltflat.clipping import as_clip
 from saltflat.core.contribution import per_example, supervised
 from saltflat.core.sampling import physical
-from saltflat.data import Examples, Split, official_size
+from saltflat.data import Examples, Split
 from saltflat.door import layers
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.landscape.subset import evenly, fingerprint
@@ -25,7 +25,7 @@ from saltflat.methods import DPLIS
 from saltflat.optimizers import SGD
 from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe
-from saltflat.recipes.build import network_of, plan_of
+from saltflat.recipes.build import network_of, plan_of, size_of
 from saltflat.runs.layout import MEASURES, as_json, as_npz
 from saltflat.runs.measures import PARTS, SETTINGS, Effort, Part, files, flags, usual
 from saltflat.runs.weights import Subject, path_of
@@ -208,7 +208,7 @@ def noise_of_a_step(recipe: Recipe) -> float | None:
     optimizer = recipe.phase[-1].optimizer
     if not isinstance(optimizer, SGD):
         return None
-    plan = plan_of(recipe, recipe.size or official_size(recipe.data))
+    plan = plan_of(recipe, size_of(recipe))
     last = plan.phases[-1]
     lr, (sigma, *_) = at(optimizer.lr, last.steps - 1), last.noise_at(last.steps - 1)
     return lr * sigma * as_clip(last.clip_norm).sensitivity / plan.expected_units
