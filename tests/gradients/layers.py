@@ -249,6 +249,55 @@ class Cells(nn.Module):
         return self.out(torch.stack(found, 1))
 
 
+class Bags(nn.Module):
+    """Bags of words; with ``mode="sum"`` each word has a weight of its own, which is data and is differentiated."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.bags, self.scales = nn.EmbeddingBag(WORDS, 6, **options), nn.Embedding(WORDS, 1)
+        self.out = nn.Linear(6, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        weights = self.scales(words).squeeze(2) if self.bags.mode == "sum" else None
+        scale = 1 if weights is not None else 1 + self.scales(words[:, :1])
+        found = torch.tanh(self.bags(words, per_sample_weights=weights)).unsqueeze(1) * scale
+        return self.out(found.expand(-1, words.shape[1], -1))
+
+
+class Einsum(nn.Module):
+    """Projections, heads, an output, a bilinear form and a weight that is summed over, all by letters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.back = nn.Parameter(torch.randn(6, 2, 3)), nn.Parameter(torch.randn(2, 3, 6))
+        self.heads, self.form = nn.Parameter(torch.randn(2, 3, 3)), nn.Parameter(torch.randn(6, 6, 6))
+        self.plain, self.turned = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6, 6))
+        self.over, self.out = nn.Parameter(torch.randn(6, 3)), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(torch.einsum("btd,de->bte", x, self.plain))
+        x = torch.tanh(torch.einsum("...d,ed->...e", x, self.turned))
+        h = torch.tanh(torch.einsum("btd,dhk->bhtk", x, self.into))
+        h = torch.tanh(torch.einsum("bhtk, hkj -> bhtj", h, self.heads))
+        x = torch.tanh(torch.einsum("bhtk,hkd->btd", [h, self.back]))
+        x = torch.einsum("bi,ioj,bj->bo", x[:, 0], self.form, x[:, 1]) + torch.einsum(
+            "bd,dz->bd", x[:, 2], self.over
+        )
+        return self.out(x)
+
+
+class Mixed(nn.Module):
+    """A weight on the left mixes the positions of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.wide = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(2, 3))
+        self.out = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.wide @ torch.tanh(torch.matmul(self.left, x))).flatten(1))
+
+
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
@@ -372,7 +421,18 @@ FAMILIES: dict[str, Family] = {
         (4,),
     ),
     "standardised": Family(standardised_net, (3, 6, 6)),
-    "prelu, no rule": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),
+    "prelu": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),
+    "prelu, channels": Family(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(4), nn.Conv2d(4, 4, 2), nn.PReLU(), *head(16)),
+        (3, 3, 3),
+    ),
+    "embedding bag": Family(lambda: Bags(mode="mean"), (7,), tokens=True),
+    "embedding bag, padding": Family(lambda: Bags(mode="mean", padding_idx=0), (5,), tokens=True),
+    "embedding bag, weights": Family(lambda: Bags(mode="sum", padding_idx=0), (6,), tokens=True),
+    "embedding bag, largest": Family(lambda: Bags(mode="max", padding_idx=-1), (5,), tokens=True),
+    "embedding bag, one word": Family(lambda: Bags(mode="max"), (1,), tokens=True),
+    "einsum": Family(Einsum, (4, 6)),
+    "matmul from the left": Family(Mixed, (4, 6)),
     "multilinear, no rule": Family(lambda: Bilinear(), (4,)),
 }
 

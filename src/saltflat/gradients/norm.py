@@ -113,3 +113,20 @@ def rms_norm(
 ) -> Tensor:
     """y = gamma * z, z = x / rms(x): the product is an ordinary one."""
     return tape.again(torch.mul, func(x, normalized_shape, None, eps), weight)
+
+
+@rule(torch.prelu, F.prelu)
+def prelu(tape: Tape, func: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """y = max(x, 0) + a min(x, 0), with one a or one for each channel (the second axis): g_a = sum y' min(x, 0)."""
+    tape.check_rows(func, x)
+    if (w := tape.weight(weight)) is None:
+        return func(x, weight)
+
+    def keep(grad: Tensor) -> list[Part]:
+        each = precise(grad) * precise(x.detach()).clamp(max=0)
+        channels = w.value.numel() if x.ndim > 1 else 1
+        inner = x.shape[2:].numel() if channels > 1 else 1
+        by_channel = each.reshape(tape.rows, -1, channels, inner)
+        return [tape.stack(w.name, by_channel.sum((1, 3)).view(-1, *w.value.shape))]
+
+    return tape.watch(func(x, weight), keep)
