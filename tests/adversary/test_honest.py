@@ -51,6 +51,22 @@ class Decoder(nn.Module):
         return self.out(self.layer(x, x.flip(1)).mean(1))
 
 
+class Turned(nn.Module):
+    """Batch first in and out, and a layer inside that reads (time, batch, width)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        if isinstance(self.layer, nn.TransformerDecoderLayer | nn.Transformer):
+            found = self.layer(x, x.flip(0))
+        else:
+            found = self.layer(x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
+        return self.out((found[0] if isinstance(found, tuple) else found)[-1])
+
+
 class Loop(nn.Module):
     """A cell in a loop, from a state of zeros made in forward."""
 
@@ -142,6 +158,13 @@ HONEST: dict[str, Case] = {
         CRITERION,
         sequences,
     ),
+    "sequence-first encoder": (lambda: Turned(nn.TransformerEncoderLayer(8, 2, 16)), CRITERION, sequences),
+    "sequence-first decoder": (lambda: Turned(nn.TransformerDecoderLayer(8, 2, 16)), CRITERION, sequences),
+    "sequence-first transformer": (lambda: Turned(nn.Transformer(8, 2, 1, 1, 16)), CRITERION, sequences),
+    "sequence-first attention": (lambda: Turned(nn.MultiheadAttention(8, 2)), CRITERION, sequences),
+    "sequence-first lstm": (lambda: Turned(nn.LSTM(8, 8, 2, dropout=0.2)), CRITERION, sequences),
+    "sequence-first gru": (lambda: Turned(nn.GRU(8, 8)), CRITERION, sequences),
+    "sequence-first rnn": (lambda: Turned(nn.RNN(8, 8)), CRITERION, sequences),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)),
         CRITERION,

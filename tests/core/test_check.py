@@ -137,25 +137,41 @@ def test_losses_over_the_batch_are_refused() -> None:
         try_step(network(), supervised(nn.CrossEntropyLoss()))
 
 
-def test_time_first_recurrent_models_are_refused() -> None:
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 3).double()
+class TimeFirst(nn.Module):
+    """Reads time first inside; ``turns`` says whether it turns its batch-first input before that."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x.transpose(0, 1)).mean(0)
+    def __init__(self, layer: nn.Module, *, turns: bool) -> None:
+        super().__init__()
+        self.layer, self.turns, self.out = layer.double(), turns, nn.Linear(2, 3).double()
 
-    for time in (
-        2,
-        3,
-        5,
-        6,
-        12,
-    ):  # two and three are as long as the batches that are tried, and divide the last
-        x = torch.randn(6, time, 2, dtype=torch.float64)
-        with pytest.raises(ModelError, match="first axis"):
-            try_step(TimeFirst(), data=(x, torch.zeros(6, dtype=torch.long)))
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x.transpose(0, 1) if self.turns else x)
+        found = found[0] if isinstance(found, tuple) else found
+        return self.out(found.mean(0) if self.turns else found.mean(1))
+
+
+TIME_FIRST = {
+    "linear": lambda: nn.Linear(2, 2),
+    "lstm": lambda: nn.LSTM(2, 2),
+    "gru": lambda: nn.GRU(2, 2),
+    "rnn": lambda: nn.RNN(2, 2),
+    "encoder": lambda: nn.TransformerEncoderLayer(2, 1, 4),
+}
+
+
+@pytest.mark.parametrize("time", [2, 3, 5, 8, 12, 16, 17])  # some are as long as a batch that is tried
+@pytest.mark.parametrize("layer", TIME_FIRST)
+def test_time_first_inside_is_followed(layer: str, time: int) -> None:
+    x = torch.randn(6, time, 2, dtype=torch.float64)
+    try_step(TimeFirst(TIME_FIRST[layer](), turns=True), data=(x, torch.zeros(6, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("time", [2, 3, 5, 17])
+@pytest.mark.parametrize("layer", [name for name in TIME_FIRST if name != "linear"])
+def test_layers_that_take_the_batch_for_time_are_refused(layer: str, time: int) -> None:
+    x = torch.randn(6, time, 2, dtype=torch.float64)
+    with pytest.raises(ModelError, match=r"batch_first=True"):
+        try_step(TimeFirst(TIME_FIRST[layer](), turns=False), data=(x, torch.zeros(6, dtype=torch.long)))
 
 
 def test_a_loss_that_always_fails_shows_its_error() -> None:
