@@ -155,6 +155,12 @@ class Tape(TorchFunctionMode):
         some = next(iter(weights.values()))
         self._anchor = torch.zeros((), device=some.device, requires_grad=True)
 
+    def __exit__(self, *error: Any) -> None:
+        """Let go of what was followed: tensors lead to hooks, and hooks to the tape, a circle that keeps them all."""
+        super().__exit__(*error)
+        for followed in (self._folded, self._loose, self._axes):
+            followed.clear()
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         tensors = list(tensors_in((args, kwargs)))
