@@ -366,6 +366,29 @@ class Windows(nn.Module):
         return self.out(torch.tanh(z.transpose(1, 2).reshape(rows, 8, 4)).mean(1))
 
 
+def fixed_norm(width: int, *, trained: bool, kind: type = nn.BatchNorm2d) -> nn.Module:
+    norm = kind(width).eval()
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+        norm.weight.normal_()
+    return norm.requires_grad_(trained)
+
+
+class Frames(nn.Module):
+    """Several pictures in an example, folded into the batch for the layers on pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.Linear(16, CLASSES)
+        self.fixed, self.prelu = fixed_norm(4, trained=True), nn.PReLU(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.flatten(0, 1)
+        z = torch.tanh(self.fixed(self.prelu(self.norm(self.conv(z)))))
+        return self.out(z.view(*x.shape[:2], -1).mean(1))
+
+
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
@@ -454,6 +477,23 @@ FAMILIES: dict[str, Family] = {
         ),
         (4, 6),
     ),
+    "fixed batch norm": Family(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), fixed_norm(4, trained=False), nn.Tanh(), *head(36)),
+        (3, 3, 3),
+    ),
+    "fixed batch norm, trained": Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 1),
+            fixed_norm(4, trained=True),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(36, 6),
+            fixed_norm(6, trained=True, kind=nn.BatchNorm1d),
+            *head(6),
+        ),
+        (3, 3, 3),
+    ),
+    "folded pictures": Family(Frames, (3, 2, 3, 3)),
     "instance norm": Family(
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True), nn.Tanh(), *head(36)),
         (3, 3, 3),

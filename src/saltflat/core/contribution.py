@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from saltflat.clipping import Chunk
 from saltflat.core.chance import Draws, secret, still
-from saltflat.core.check import Spot, Take, check_model, check_step, check_views
+from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import (
     Batch,
@@ -282,6 +282,7 @@ def per_example(
     the clip norm. An example with a NaN, an infinity or a loss that fails contributes zero, and the others
     are computed exactly as they would have been.
     """
+    check_whole(model)
     return PerExample(model, loss, views, augment)
 
 
@@ -291,6 +292,7 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
     The batch holds users' rows next to each other, and the loss gives 0 for padding. g_i is the mean over
     the user's rows, so a user moves the sum by at most the clip norm however many rows are real.
     """
+    check_whole(model)
     return PerExample(model, loss, rows, None, "user")
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saltflat.errors import ModelError
 from saltflat.gradients.parts import Part, precise
-from saltflat.gradients.tape import Tape, rule
+from saltflat.gradients.tape import Tape, Weight, rule
 
 
 @rule(F.layer_norm)
@@ -59,7 +59,7 @@ def group_norm(
     So two sums per channel are enough, and z itself is never formed.
     """
     tape.check_rows(func, x)
-    rows, channels = x.shape[:2]
+    rows, channels = x.shape[:2]  # positions that are folded into the rows are rows of the layer
     x = x.contiguous()
     y, mean, std_inverse = torch.native_group_norm(
         x, weight, bias, rows, channels, x[0, 0].numel(), num_groups, eps
@@ -73,9 +73,54 @@ def group_norm(
         parts: list[Part] = []
         if w is not None:
             with_x = torch.linalg.vecdot(flat, precise(x.detach()).reshape(rows, channels, -1))
-            parts.append(tape.stack(w.name, (with_x - mean * total) * std_inverse))
+            parts.append(by_channel(tape, w, (with_x - mean * total) * std_inverse))
         if b is not None:
-            parts.append(tape.stack(b.name, total))
+            parts.append(by_channel(tape, b, total))
+        return parts
+
+    return tape.watch(y, keep)
+
+
+def by_channel(tape: Tape, weight: Weight, each: Tensor) -> Part:
+    """(rows, channels), or more rows where positions are folded into them -> a sum for each row."""
+    return tape.stack(
+        weight.name, each if len(each) == tape.rows else each.view(tape.rows, -1, each.shape[1]).sum(1)
+    )
+
+
+@rule(F.batch_norm)
+def batch_norm(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With fixed statistics: z = (x - mean) / sqrt(var + eps), an affine map; with the batch's own, rows would mix."""
+    if training or running_mean is None or running_var is None:
+        raise ModelError(
+            "BatchNorm normalises with the whole batch's statistics; put GroupNorm in its place with "
+            "saltflat.without_batchnorm(model), or keep it in eval mode, with statistics that are public"
+        )
+    tape.check_rows(func, x)
+    w, b = tape.weight(weight), tape.weight(bias)
+    y = func(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    mean, scale = precise(running_mean), torch.rsqrt(precise(running_var) + eps)
+
+    def keep(grad: Tensor) -> list[Part]:
+        flat = precise(grad).reshape(*x.shape[:2], -1)
+        total = flat.sum(2)
+        parts: list[Part] = []
+        if w is not None:
+            with_x = torch.linalg.vecdot(flat, precise(x.detach()).reshape(*x.shape[:2], -1))
+            parts.append(by_channel(tape, w, (with_x - mean * total) * scale))
+        if b is not None:
+            parts.append(by_channel(tape, b, total))
         return parts
 
     return tape.watch(y, keep)
