@@ -104,6 +104,20 @@ class LastWord(nn.Module):
         return self.out(self.words(tokens)[torch.arange(len(tokens)), last])
 
 
+class Noisy(nn.Module):
+    """Draws of its own, each in another way that torch has; some examples skip the layer altogether."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x)) + 0.1 * torch.randn(len(x), 8) * torch.rand(x.shape[0], 1)
+        kept = x.new_empty(len(x), 1).bernoulli_(0.8)
+        z = z * kept + torch.randn_like(z) * torch.bernoulli(torch.full_like(z, 0.5))
+        return self.out(z) + 0.1 * nn.functional.gumbel_softmax(z[:, :3])
+
+
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
 
@@ -165,6 +179,12 @@ HONEST: dict[str, Case] = {
     "sequence-first lstm": (lambda: Turned(nn.LSTM(8, 8, 2, dropout=0.2)), CRITERION, sequences),
     "sequence-first gru": (lambda: Turned(nn.GRU(8, 8)), CRITERION, sequences),
     "sequence-first rnn": (lambda: Turned(nn.RNN(8, 8)), CRITERION, sequences),
+    "noise and skipped paths": (Noisy, CRITERION, vectors),
+    "fixed batch norm": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8).eval(), nn.Tanh(), nn.Linear(8, 3)),
+        CRITERION,
+        vectors,
+    ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)),
         CRITERION,

@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import Tensor, distributed, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
@@ -168,6 +169,8 @@ class Differentiable(Protocol):
 
     def still(self, fixed: Tree | None = None, *, alike: bool = True) -> Differentiable: ...
 
+    def placed(self) -> Differentiable: ...
+
 
 class Spot(Protocol):
     """Looks at a model again while it trains; called with the weights, and some units of a step, or None at the end."""
@@ -202,8 +205,8 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
 def _tried(trial: Trial) -> None:
     try:
         _check_connected(trial)
-        _check_gradients(trial)
         _check_apart(trial)
+        _check_gradients(trial)
     except ModelError:
         raise
     except Exception as error:  # its own words may hold values of the data
@@ -422,12 +425,30 @@ def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error:
         return str(error)
     if batch is None:
         return f"they cannot be read ({type(error).__name__})"
+    if _takes_outputs(contribution, params, batch):
+        return (
+            "it is called as loss(predict, batch), where predict is the model and batch has the form of the data, and "
+            "this one takes (outputs, targets): pass saltflat.supervised(loss)"
+        )
     try:
         with torch.no_grad():
             contribution.losses_of_units(params, mapped(torch.zeros_like, batch))
     except Exception as same:
         return str(same).strip().splitlines()[0] if str(same).strip() else type(same).__name__
     return f"a {type(error).__name__} that rows of zeros do not give; are the labels, and everything else, in range?"
+
+
+def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> bool:
+    """Whether the loss would run as a criterion of (outputs, targets), on rows of zeros."""
+    loss, empty = getattr(contribution, "loss", None), mapped(torch.zeros_like, batch)
+    if loss is None or not isinstance(empty, Sequence) or len(empty) != 2:
+        return False
+    try:
+        with torch.no_grad():
+            found = loss(functional_call(contribution.model, params, (empty[0],)), empty[1])
+    except Exception:
+        return False
+    return isinstance(found, Tensor)
 
 
 def _together(contribution: Differentiable, params: Tree, found: Sequence[Trial]) -> Trial | None:
@@ -524,26 +545,40 @@ def _check_gradients(trial: Trial) -> None:
         gap, name = _gap(kept, plain)
         if gap > trial.tolerance:
             raise ModelError(
-                f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation; the "
-                "batch must be the first axis of every activation (batch_first=True), and each example independent"
+                f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation: a "
+                "function with a backward of its own, or a weight that is changed in place; take it out, or freeze it"
             )
 
 
 def _check_apart(trial: Trial) -> None:
     """Every unit's gradient is the same in any company: alone, without this one or that, in a smaller batch.
 
-    Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead.
+    Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead; and so it
+    is with the model's own draws, if it has any, lest it hides among rows that draw alike.
     """
+    everyone = list(range(trial.units))
+    whole = _signature(trial, everyone)
+    if _distance(whole, _signature(trial, everyone)) > trial.tolerance:
+        raise ModelError(_DRAWN)
+    _check_companies(trial, whole)
+    if not trial.by_chance:
+        placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
+        drawn = _signature(placed, everyone)
+        if _distance(whole, drawn) > trial.tolerance:
+            _check_companies(placed, drawn)
+
+
+def _check_companies(trial: Trial, whole: Tensor) -> None:
     everyone = list(range(trial.units))
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
-        largest = int(torch.nan_to_num(trial.chunk(everyone).norms()).argmax())
+        largest = int(torch.nan_to_num(whole[:, 0]).argmax())
         gone = {0, trial.units // 2, trial.units - 1, largest}
         companies = [[u for u in everyone if u != each] for each in gone]
         companies += [everyone[: trial.units // 2], everyone[trial.units // 2 :], everyone[:1], everyone[-1:]]
-    whole = _signature(trial, everyone)
-    slack = min(1e-4, 30 * _distance(whole.flip(0), _signature(trial, everyone[::-1])))  # what rounding does
+    turned = 0.0 if trial.by_chance else _distance(whole.flip(0), _signature(trial, everyone[::-1]))
+    slack = min(1e-4, 30 * turned)  # what rounding does
     for company in companies:
         if len(company) > (1 if trial.by_chance else 0):
             here, there = _signature(trial, company), whole[company]
@@ -573,6 +608,11 @@ def _distance(there: Tensor, here: Tensor) -> float:
     return float(gaps[finite].max())
 
 
+_DRAWN = (
+    "the same examples give other gradients each time: the model or the loss draws random numbers that are not torch's "
+    "own (numpy, Python's random, a torch.Generator that it holds), or counts its calls; draw with torch's functions, "
+    "whose seed is secret here"
+)
 _MIXED = (
     "one example's gradient changes when another example does, or leaves: something in the model or the loss mixes the "
     "batch (a batch statistic, a maximum or a ranking over examples, a contrastive loss, a division by the batch's "

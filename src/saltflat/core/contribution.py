@@ -6,7 +6,7 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.clipping import Chunk
-from saltflat.core.chance import Draws, secret, still
+from saltflat.core.chance import Draws, secret, still, still_by_place
 from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import (
@@ -71,7 +71,22 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> Loss:
     >>> loss(nn.Linear(2, 3), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))).shape
     torch.Size([4])
     """
-    return lambda predict, batch: criterion(predict(batch[0]), batch[1])
+
+    def loss(predict: Predict, batch: Batch) -> Tensor:
+        if not isinstance(batch, Sequence) or len(batch) < 2:
+            raise ModelError(
+                f"a criterion takes pairs of inputs and targets, and the data gives {_said(batch)}: pass a function "
+                'loss(predict, batch), such as lambda predict, batch: criterion(predict(batch["x"]), batch["y"])'
+            )
+        return criterion(predict(batch[0]), batch[1])
+
+    return loss
+
+
+def _said(batch: Batch) -> str:
+    if isinstance(batch, Mapping):
+        return f"dictionaries with {', '.join(map(repr, batch))}"
+    return "one tensor" if isinstance(batch, Tensor) else f"{type(batch).__name__}s of one item"
 
 
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
@@ -133,7 +148,12 @@ class PerExample:
         """
         views = each_view(lambda rows: rows, self.views) if alike and self.augment else self.augment
         fixed = self.fixed if fixed is None else fixed
-        return replace(self, draws=still, fixed=fixed, augment=views, strict=True)
+        draws = still if alike else still_by_place
+        return replace(self, draws=draws, fixed=fixed, augment=views, strict=True)
+
+    def placed(self) -> PerExample:
+        """The same without chance, but with draws that differ from place to place in a batch."""
+        return replace(self, draws=still_by_place)
 
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every row at a point."""

@@ -237,12 +237,23 @@ def units_of(data: Any) -> Units:
         return data  # a table of pandas has both names too, as functions
     if isinstance(data, Tensor) or (isinstance(data, tuple | Mapping) and _only_tensors(data)):
         return TensorUnits(data)
+    if _is_without_tensors(data):
+        raise DataError(
+            'this dataset gives Python lists and numbers, not tensors: pass data.with_format("torch"), with the '
+            "columns that the loss needs and no text among them"
+        )
     if not _is_dataset(data):
         raise DataError(
             "the data is a tensor, a tuple or dictionary of tensors, a map-style dataset (len(data), data[i]), or "
             f"Examples of saltflat.data; got {_named(data)}{_advice(data)}"
         )
     return DatasetUnits.of(data)
+
+
+def _is_without_tensors(data: Any) -> bool:
+    """A dataset of Hugging Face that was not told to give tensors: its lists would be laid out position by position."""
+    form = getattr(data, "format", None)
+    return hasattr(data, "with_format") and isinstance(form, Mapping) and form.get("type") != "torch"
 
 
 def _only_tensors(data: Any) -> bool:
