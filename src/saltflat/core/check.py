@@ -369,7 +369,20 @@ def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
     for name, module in model.named_modules():
-        yield from ((f"{name}.{k}", leaf) for k, leaf in vars(module).items() if isinstance(leaf, Tensor))
+        yield from ((f"{name}.{k}", leaf) for k, leaf in held_by(module))
+
+
+def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a module holds as plain attributes, or in dictionaries and lists: neither parameters nor buffers."""
+    for key, value in vars(module).items():
+        if isinstance(value, Tensor):
+            yield key, value
+        elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{key}.{k}", leaf) for k, leaf in items if isinstance(leaf, Tensor))
+
+
+_TORCHS_OWN = frozenset(vars(nn.Module()))  # where parameters, buffers, layers and hooks are kept
 
 
 def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None:

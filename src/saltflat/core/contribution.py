@@ -17,7 +17,7 @@ from torch.func import functional_call
 
 from saltflat.clipping import Chunk
 from saltflat.core.chance import Draws, secret, still, still_by_place
-from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole
+from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole, held_by
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import (
     Batch,
@@ -215,8 +215,17 @@ class PerExample:
                 weights,
                 rows=rows_in(batch),
                 views=self.views,
-                constants=[*self.fixed.values(), *self.model.buffers(), *self.model.parameters()],
+                constants=[
+                    *self.fixed.values(),
+                    *self.model.buffers(),
+                    *self.model.parameters(),
+                    *self._held(),
+                ],
             )
+
+    def _held(self) -> Iterator[Tensor]:
+        """Tensors that the model's layers hold besides: the same for every row."""
+        return (leaf for module in self.model.modules() for _, leaf in held_by(module))
 
     def _units_of(self, batch: Batch) -> Iterator[Batch]:
         """Each unit as a batch of its own."""

@@ -31,6 +31,10 @@ ELEMENTWISE = [
     )
     for name in names.split()
 ]
+IN_PLACE = {
+    *(Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_),
+    *(Tensor.__iadd__, Tensor.__isub__, Tensor.__imul__, Tensor.__itruediv__),
+}
 ALIGNED.update(ELEMENTWISE)
 
 
@@ -44,7 +48,10 @@ def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
     axes = max(t.ndim for t in tensors)
     longest = max(len(t) for t in tensors if t.ndim == axes) if axes else 1
     each = longest // tape.rows if longest > tape.rows > 1 else 1
+    into_weight = func in IN_PLACE and tape.weight(args[0]) is not None
     args, kwargs = _copied(tape, (args, kwargs), axes, each)
+    if into_weight:  # p /= x: the name stands for the copies from here on
+        args = (args[0].clone(), *args[1:])
     return func(*args, **kwargs)
 
 

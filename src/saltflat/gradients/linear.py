@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saltflat.errors import ModelError
 from saltflat.gradients.parts import Part, Rows, outer
-from saltflat.gradients.tape import DERIVATIONS, Tape, Weight, rule
+from saltflat.gradients.tape import DERIVATIONS, RULES, Tape, Weight, rule
 
 
 @rule(F.linear)
@@ -43,9 +43,12 @@ def bias_part(tape: Tape, b: Weight, grad: Tensor) -> Part:
     return tape.stack(b.name, grad.reshape(tape.rows, -1, grad.shape[-1]).sum(1, dtype=_wide(grad)))
 
 
-@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
 def matmul(tape: Tape, func: Any, x: Tensor, y: Tensor) -> Tensor:
-    """x @ M is a linear layer with weight M^T; in M @ y the columns of each y are its positions."""
+    """x @ M is a linear layer with weight M^T; in M @ y the columns of each y are its positions.
+
+    A stack of matrices, one for each head, say, is broadcast over the rows.
+    """
     left, right = tape.weight(x), tape.weight(y)
     if right is not None and y.ndim == 2 and not tape.is_shared(x) and x.ndim > 1 and tape.holds_rows(x):
         into = lambda grad: [outer(right.name, tape.by_unit(grad), tape.by_unit(x.detach()))]  # x^T y'
@@ -53,6 +56,9 @@ def matmul(tape: Tape, func: Any, x: Tensor, y: Tensor) -> Tensor:
     if left is not None and x.ndim == 2 and not tape.is_shared(y) and y.ndim > 2 and tape.holds_rows(y):
         turned = lambda t: tape.by_unit(t.detach().mT)
         return tape.watch(func(x, y), lambda grad: [outer(left.name, turned(y), turned(grad))])
+    weight, data = (x, y) if tape.is_shared(x) else (y, x)
+    if 3 <= weight.ndim <= data.ndim and not tape.is_shared(data) and tape.holds_rows(data):
+        return RULES[torch.mul](tape, func, x, y)
     return tape.by_vmap(func, x, y)
 
 
