@@ -4,6 +4,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 STAMP  := $(VENV)/.ready
 PEERS  := $(VENV)/.peers
+MODELS := $(VENV)/.models
 JOBS   ?= 2
 
 .PHONY: help setup demo test test-slow mutants bench bench-methods lint format clean
@@ -23,6 +24,10 @@ $(PEERS): $(STAMP)
 	@$(PIP) --editable '.[bench]'
 	@touch $@
 
+$(MODELS): $(STAMP)
+	@$(PIP) --editable '.[models]'
+	@touch $@
+
 setup: $(STAMP) ## create .venv with everything that tests and demo need
 
 demo: $(STAMP) ## train on embedded digits with DP-SAT and DP-SGD at epsilon 3, and report on both
@@ -32,7 +37,7 @@ test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m 'not slow'
 
-test-slow: $(STAMP) ## the long suites
+test-slow: $(MODELS) ## the long suites, with the models of timm, transformers and peft
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m slow
 
 mutants: $(STAMP) ## seed privacy bugs one by one: each must be killed by the test that it names (ARGS=--clean 20: no bug)

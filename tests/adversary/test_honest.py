@@ -51,6 +51,22 @@ class Decoder(nn.Module):
         return self.out(self.layer(x, x.flip(1)).mean(1))
 
 
+class Turned(nn.Module):
+    """Batch first in and out, and a layer inside that reads (time, batch, width)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.out = layer, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        if isinstance(self.layer, nn.TransformerDecoderLayer | nn.Transformer):
+            found = self.layer(x, x.flip(0))
+        else:
+            found = self.layer(x, x, x) if isinstance(self.layer, nn.MultiheadAttention) else self.layer(x)
+        return self.out((found[0] if isinstance(found, tuple) else found)[-1])
+
+
 class Loop(nn.Module):
     """A cell in a loop, from a state of zeros made in forward."""
 
@@ -86,6 +102,20 @@ class LastWord(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         last = (tokens > 3).sum(1).clamp(max=tokens.shape[1] - 1)
         return self.out(self.words(tokens)[torch.arange(len(tokens)), last])
+
+
+class Noisy(nn.Module):
+    """Draws of its own, each in another way that torch has; some examples skip the layer altogether."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.first(x)) + 0.1 * torch.randn(len(x), 8) * torch.rand(x.shape[0], 1)
+        kept = x.new_empty(len(x), 1).bernoulli_(0.8)
+        z = z * kept + torch.randn_like(z) * torch.bernoulli(torch.full_like(z, 0.5))
+        return self.out(z) + 0.1 * nn.functional.gumbel_softmax(z[:, :3])
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -141,6 +171,19 @@ HONEST: dict[str, Case] = {
         lambda: Pooled(nn.GRU(8, 8, num_layers=2, dropout=0.2, batch_first=True)),
         CRITERION,
         sequences,
+    ),
+    "sequence-first encoder": (lambda: Turned(nn.TransformerEncoderLayer(8, 2, 16)), CRITERION, sequences),
+    "sequence-first decoder": (lambda: Turned(nn.TransformerDecoderLayer(8, 2, 16)), CRITERION, sequences),
+    "sequence-first transformer": (lambda: Turned(nn.Transformer(8, 2, 1, 1, 16)), CRITERION, sequences),
+    "sequence-first attention": (lambda: Turned(nn.MultiheadAttention(8, 2)), CRITERION, sequences),
+    "sequence-first lstm": (lambda: Turned(nn.LSTM(8, 8, 2, dropout=0.2)), CRITERION, sequences),
+    "sequence-first gru": (lambda: Turned(nn.GRU(8, 8)), CRITERION, sequences),
+    "sequence-first rnn": (lambda: Turned(nn.RNN(8, 8)), CRITERION, sequences),
+    "noise and skipped paths": (Noisy, CRITERION, vectors),
+    "fixed batch norm": (
+        lambda: nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8).eval(), nn.Tanh(), nn.Linear(8, 3)),
+        CRITERION,
+        vectors,
     ),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3)),

@@ -264,6 +264,19 @@ def test_a_tensor_on_the_side() -> None:
         train(Remembering(), CRITERION, narrow())
 
 
+class Apart(nn.Module):
+    """Mixes only where rows draw different numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        drawn = torch.randn(len(x), 1)
+        return x + (drawn - drawn.mean(0)) * x.mean(0)
+
+
+def test_mixing_that_hides_behind_draws() -> None:
+    with pytest.raises(ModelError, match="mixes the batch"):
+        train(nn.Sequential(Apart(), plain()), CRITERION, narrow())
+
+
 class Sleeper(nn.Module):
     """Mixes its batch only when there are many: the check's few units do not show it."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,18 +25,13 @@ class OwnBatchNorm(nn.BatchNorm1d):
     pass
 
 
-def frozen_batchnorm() -> nn.Module:
-    layer = nn.BatchNorm1d(8).eval()
-    layer.requires_grad_(False)
-    return layer
-
-
 VARIANTS = {
     "plain": lambda: nn.BatchNorm1d(8),
     "no affine": lambda: nn.BatchNorm1d(8, affine=False),
-    "frozen": frozen_batchnorm,
+    "frozen parameters": lambda: nn.BatchNorm1d(8).requires_grad_(False),
     "subclass": lambda: OwnBatchNorm(8),
     "no statistics": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+    "no statistics, eval": lambda: nn.BatchNorm1d(8, track_running_stats=False).eval(),
     "synchronised": lambda: nn.SyncBatchNorm(8),
 }
 
@@ -43,6 +40,39 @@ VARIANTS = {
 def test_every_batchnorm_is_refused(variant: str) -> None:
     with pytest.raises(ModelError, match="without_batchnorm"):
         check_model(nn.Sequential(nn.Linear(4, 8), VARIANTS[variant]()))
+
+
+def with_fixed_norm(*, trained: bool) -> nn.Module:
+    norm = nn.BatchNorm1d(8).requires_grad_(trained).eval()
+    norm.running_mean.normal_(generator=torch.Generator().manual_seed(0))
+    return nn.Sequential(nn.Linear(4, 8), norm, nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_fixed_statistics_are_an_affine_map(trained: bool, caplog: pytest.LogCaptureFixture) -> None:
+    check._fixed.clear()
+    model = with_fixed_norm(trained=trained)
+    model.train()
+    model[1].eval()
+    learn(model)
+    assert caplog.text.count("layer '1' keeps the statistics it has") == 1
+    model.train()
+    with pytest.raises(ModelError, match="leave it there"):
+        learn(model)
+
+
+def test_fixed_statistics_that_begin_to_follow_the_data_are_refused() -> None:
+    model = with_fixed_norm(trained=False)
+    wake = lambda progress: model.train()
+    with pytest.raises(ModelError, match=r"buffer '1\.running_mean' changes|layer '1' is a BatchNorm1d"):
+        learn(model, watch=wake)
+
+
+def test_statistics_of_the_batch_meet_a_rule_that_refuses_them() -> None:
+    """Should the check by name ever miss a layer that trains its scale, the layer's own rule does not."""
+    model = with_fixed_norm(trained=True).train()
+    with pytest.raises(ModelError, match="BatchNorm normalises"):
+        per_example(model, supervised(CRITERION))([point_of(model)], [1.0], examples())
 
 
 def test_running_instance_norm_is_refused() -> None:
@@ -64,6 +94,94 @@ def test_conversion() -> None:
     assert not fixed[2][0].affine
     assert fixed(torch.randn(2, 3, 5, 5)).shape == (2, 12, 3, 3)
     assert isinstance(without_batchnorm(nn.BatchNorm1d(7)), nn.GroupNorm)
+
+
+@pytest.mark.parametrize("width", [8, 7, 2, 64])
+def test_a_linear_layer_with_batch_norm_is_converted_and_trains(width: int) -> None:
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3)).double()
+    fixed = without_batchnorm(model)
+    hidden = fixed[1](fixed[0](examples()[0][:1]))  # one example: each group has something to compare
+    assert float(hidden.detach().abs().max()) > 0.1
+    learn(fixed)
+
+
+class WithActivation(nn.BatchNorm2d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(super().forward(x))
+
+
+def test_an_activation_inside_the_norm_is_kept() -> None:
+    fixed = without_batchnorm(nn.Sequential(nn.Conv2d(3, 4, 1), WithActivation(4)))
+    assert float(fixed(torch.randn(2, 3, 5, 5)).detach().min()) == 0
+
+
+WRAPPED = {
+    "compiled": (lambda: torch.compile(network()), "compiled"),
+    "a compiled part": (lambda: nn.Sequential(torch.compile(nn.Linear(4, 3).double())), "compiled"),
+    "compiled in place": (lambda: compiled(network()), "compiled"),
+    "copies": (lambda: nn.DataParallel(network()), "wrapped in DataParallel"),
+    "spectral norm": (
+        lambda: nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))).double(),
+        "power iteration",
+    ),
+    "old spectral norm": (
+        lambda: nn.Sequential(nn.utils.spectral_norm(nn.Linear(4, 3))).double(),
+        "parametrizations.spectral_norm in eval mode",
+    ),
+    "old weight norm": (
+        lambda: nn.Sequential(old_weight_norm(nn.Linear(4, 3))).double(),
+        "parametrizations.weight_norm",
+    ),
+}
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    model.compile()
+    return model
+
+
+def old_weight_norm(layer: nn.Module) -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(layer)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_what_stands_between_is_refused_at_once(name: str) -> None:
+    build, says = WRAPPED[name]
+    model = build()
+    with pytest.raises(ModelError, match=says) as caught:
+        check_model(model)
+    assert "\n" not in str(caught.value)
+    if says in ("compiled", "wrapped in DataParallel"):
+        with pytest.raises(ModelError, match=says):
+            per_example(model, supervised(CRITERION))
+
+
+def test_other_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    address = {"backend": "gloo", "init_method": f"file://{tmp_path}/meet", "rank": 0, "world_size": 1}
+    torch.distributed.init_process_group(**address)
+    try:
+        check_model(network())  # a world of one is no reason
+        wrapped = nn.parallel.DistributedDataParallel(network())
+        with pytest.raises(ModelError, match="wrapped in DistributedDataParallel"):
+            per_example(wrapped, supervised(CRITERION))
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+        with pytest.raises(ModelError, match="2 processes"):
+            per_example(network(), supervised(CRITERION))
+    finally:
+        monkeypatch.undo()
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("kind", ["spectral_norm", "weight_norm", "orthogonal"])
+def test_parametrizations_that_hold_still_train(kind: str) -> None:
+    layer = getattr(nn.utils.parametrizations, kind)(nn.Linear(4, 4))
+    learn(nn.Sequential(layer, nn.Tanh(), nn.Linear(4, 3)).double().eval())
 
 
 class Mixing(nn.Module):
@@ -137,25 +255,41 @@ def test_losses_over_the_batch_are_refused() -> None:
         try_step(network(), supervised(nn.CrossEntropyLoss()))
 
 
-def test_time_first_recurrent_models_are_refused() -> None:
-    class TimeFirst(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(2, 3).double()
+class TimeFirst(nn.Module):
+    """Reads time first inside; ``turns`` says whether it turns its batch-first input before that."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x.transpose(0, 1)).mean(0)
+    def __init__(self, layer: nn.Module, *, turns: bool) -> None:
+        super().__init__()
+        self.layer, self.turns, self.out = layer.double(), turns, nn.Linear(2, 3).double()
 
-    for time in (
-        2,
-        3,
-        5,
-        6,
-        12,
-    ):  # two and three are as long as the batches that are tried, and divide the last
-        x = torch.randn(6, time, 2, dtype=torch.float64)
-        with pytest.raises(ModelError, match="first axis"):
-            try_step(TimeFirst(), data=(x, torch.zeros(6, dtype=torch.long)))
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.layer(x.transpose(0, 1) if self.turns else x)
+        found = found[0] if isinstance(found, tuple) else found
+        return self.out(found.mean(0) if self.turns else found.mean(1))
+
+
+TIME_FIRST = {
+    "linear": lambda: nn.Linear(2, 2),
+    "lstm": lambda: nn.LSTM(2, 2),
+    "gru": lambda: nn.GRU(2, 2),
+    "rnn": lambda: nn.RNN(2, 2),
+    "encoder": lambda: nn.TransformerEncoderLayer(2, 1, 4),
+}
+
+
+@pytest.mark.parametrize("time", [2, 3, 5, 8, 12, 16, 17])  # some are as long as a batch that is tried
+@pytest.mark.parametrize("layer", TIME_FIRST)
+def test_time_first_inside_is_followed(layer: str, time: int) -> None:
+    x = torch.randn(6, time, 2, dtype=torch.float64)
+    try_step(TimeFirst(TIME_FIRST[layer](), turns=True), data=(x, torch.zeros(6, dtype=torch.long)))
+
+
+@pytest.mark.parametrize("time", [2, 3, 5, 17])
+@pytest.mark.parametrize("layer", [name for name in TIME_FIRST if name != "linear"])
+def test_layers_that_take_the_batch_for_time_are_refused(layer: str, time: int) -> None:
+    x = torch.randn(6, time, 2, dtype=torch.float64)
+    with pytest.raises(ModelError, match=r"batch_first=True"):
+        try_step(TimeFirst(TIME_FIRST[layer](), turns=False), data=(x, torch.zeros(6, dtype=torch.long)))
 
 
 def test_a_loss_that_always_fails_shows_its_error() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+import vision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import saltflat as sf
 
+vision.make_importable()
 hf = pytest.importorskip("transformers", reason="transformers is not installed")
 
 WORDS, TIME, COUNT = 50, 6, 12

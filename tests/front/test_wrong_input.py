@@ -198,6 +198,93 @@ def test_rows_that_are_no_tensors() -> None:
     refused(ModelError, "made of tensors.*got str", by_call, network(), loss, words)
 
 
+@both
+def test_a_loss_of_outputs_and_targets(front) -> None:
+    criterion = lambda out, y: F.cross_entropy(out, y, reduction="none")
+    refused(
+        ModelError,
+        r"takes \(outputs, targets\): pass saltflat.supervised",
+        front,
+        network(),
+        criterion,
+        examples(),
+    )
+    front(network(), sf.supervised(criterion), examples())
+
+
+@both
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (
+            dict(zip(("x", "label"), examples(), strict=True)),
+            "gives dictionaries with 'x', 'label': pass a function",
+        ),
+        (examples()[0], "gives one tensor: pass a function"),
+        ((examples()[0],), "gives tuples of one item"),
+    ],
+)
+def test_a_criterion_without_pairs(front, data: Any, says: str) -> None:
+    refused(ModelError, says, front, network(), CRITERION, data)
+
+
+class Columns:
+    """As Hugging Face has them: rows as dictionaries of Python lists, until another format is asked for."""
+
+    def __init__(self, kind: str | None = None) -> None:
+        self.format = {"type": kind, "columns": ["x", "y"]}
+
+    def with_format(self, kind: str) -> Columns:
+        return Columns(kind)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, place: int) -> dict[str, Any]:
+        x, y = (t[place] for t in examples())
+        return {"x": x, "y": y} if self.format["type"] == "torch" else {"x": x.tolist(), "y": int(y)}
+
+
+@both
+def test_columns_of_lists(front) -> None:
+    loss = lambda predict, batch: CRITERION(predict(batch["x"]), batch["y"])
+    refused(DataError, r'data.with_format\("torch"\)', front, network(), loss, Columns())
+    front(network(), loss, Columns().with_format("torch"))
+
+
+@both
+def test_items_of_unequal_length(front) -> None:
+    items = [(torch.ones(3 + place % 2, 4, dtype=torch.float64), place % 3) for place in range(12)]
+    loss = lambda predict, batch: CRITERION(predict(batch[0]).mean(1), batch[1])
+    refused(ModelError, "different shapes.*collate", front, network(), loss, items)
+
+
+@both
+def test_a_batch_on_another_axis(front) -> None:
+    model, x = nn.LSTM(4, 3).double(), torch.randn(12, 5, 4, dtype=torch.float64)
+    loss = lambda predict, batch: CRITERION(predict(batch[0])[0].mean(1), batch[1])
+    with pytest.raises(ModelError, match=r"takes its axis 1 for the batch.*batch_first=True") as caught:
+        front(model, loss, (x, examples()[1]))
+    assert "\n" not in str(caught.value)
+
+
+@both
+def test_draws_that_are_not_torchs(front) -> None:
+    noise = np.random.default_rng(0)
+    loss = lambda predict, batch: CRITERION(predict(batch[0]) * noise.random(), batch[1])
+    with pytest.raises(ModelError, match="random numbers that are not torch's own") as caught:
+        front(network(), loss, examples())
+    assert "\n" not in str(caught.value)
+
+
+@both
+def test_examples_that_mix(front) -> None:
+    loss = lambda predict, batch: CRITERION(predict(batch[0] - batch[0].mean(0)), batch[1])
+    with pytest.raises(ModelError, match="mixes the batch") as caught:
+        front(network(), loss, examples())
+    assert "\n" not in str(caught.value)
+
+
 def test_a_truncated_file(tmp_path: Path) -> None:
     path = tmp_path / "images.npz"
     x = np.zeros((12, 2, 2), np.uint8)

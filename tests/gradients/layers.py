@@ -249,6 +249,146 @@ class Cells(nn.Module):
         return self.out(torch.stack(found, 1))
 
 
+class Bags(nn.Module):
+    """Bags of words; with ``mode="sum"`` each word has a weight of its own, which is data and is differentiated."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__()
+        self.bags, self.scales = nn.EmbeddingBag(WORDS, 6, **options), nn.Embedding(WORDS, 1)
+        self.out = nn.Linear(6, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        weights = self.scales(words).squeeze(2) if self.bags.mode == "sum" else None
+        scale = 1 if weights is not None else 1 + self.scales(words[:, :1])
+        found = torch.tanh(self.bags(words, per_sample_weights=weights)).unsqueeze(1) * scale
+        return self.out(found.expand(-1, words.shape[1], -1))
+
+
+class Einsum(nn.Module):
+    """Projections, heads, an output, a bilinear form and a weight that is summed over, all by letters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.back = nn.Parameter(torch.randn(6, 2, 3)), nn.Parameter(torch.randn(2, 3, 6))
+        self.heads, self.form = nn.Parameter(torch.randn(2, 3, 3)), nn.Parameter(torch.randn(6, 6, 6))
+        self.plain, self.turned = nn.Parameter(torch.randn(6, 6)), nn.Parameter(torch.randn(6, 6))
+        self.over, self.out = nn.Parameter(torch.randn(6, 3)), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(torch.einsum("btd,de->bte", x, self.plain))
+        x = torch.tanh(torch.einsum("...d,ed->...e", x, self.turned))
+        h = torch.tanh(torch.einsum("btd,dhk->bhtk", x, self.into))
+        h = torch.tanh(torch.einsum("bhtk, hkj -> bhtj", h, self.heads))
+        x = torch.tanh(torch.einsum("bhtk,hkd->btd", [h, self.back]))
+        x = torch.einsum("bi,ioj,bj->bo", x[:, 0], self.form, x[:, 1]) + torch.einsum(
+            "bd,dz->bd", x[:, 2], self.over
+        )
+        return self.out(x)
+
+
+class Mixed(nn.Module):
+    """A weight on the left mixes the positions of each row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.wide = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(2, 3))
+        self.out = nn.Linear(12, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out((self.wide @ torch.tanh(torch.matmul(self.left, x))).flatten(1))
+
+
+class SequenceFirst(nn.Module):
+    """Batch first in and out, sequence first inside: attention, norms, products, places, a state for every time."""
+
+    def __init__(self, layer: Callable[[], nn.Module] | None = None, width: int = 4) -> None:
+        super().__init__()
+        self.layer = layer() if layer else nn.Identity()
+        self.enter, self.norm, self.table = (
+            nn.Linear(width, width),
+            nn.LayerNorm(width),
+            nn.Embedding(9, width),
+        )
+        self.places, self.scale = nn.Parameter(torch.randn(9, 1, width)), nn.Parameter(torch.randn(width))
+        self.matrix, self.out = nn.Parameter(torch.randn(width, width)), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.enter(x.permute(1, 0, 2)) + self.places[: x.shape[1]]
+        x = x + self.table(torch.arange(len(x))).unsqueeze(1)
+        x = torch.tanh(self.norm(x) * self.scale) @ self.matrix
+        x = self.layer(x[:2], x) if isinstance(self.layer, nn.TransformerDecoderLayer) else self.layer(x)
+        x = x[0] if isinstance(x, tuple) else x
+        by_time = torch.stack([torch.tanh(step) for step in x])
+        late, middle = self.out(by_time)[-1], self.out(by_time.mean(0))
+        return late + middle + self.out(by_time.transpose(0, 1).reshape(x.shape[1], -1, x.shape[2])).sum(1)
+
+
+class Heads(nn.Module):
+    """Attention written by hand, time first, with the heads folded into the batch for the products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.back, self.out = nn.Linear(4, 12), nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.transpose(0, 1)
+        time, rows, width = x.shape
+        q, k, v = (z.reshape(time, rows * 2, 2).transpose(0, 1) for z in self.qkv(x).chunk(3, -1))
+        z = torch.bmm(torch.softmax(q @ k.mT, -1), v)
+        z = self.back(z.transpose(0, 1).contiguous().view(time, rows, width))
+        return self.out(torch.tanh(z).amax(0))
+
+
+class Windows(nn.Module):
+    """Attention in windows folded into the batch, with a bias looked up in a table, and a mask for each window."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, CLASSES)
+        self.table = nn.Parameter(torch.randn(7, 2))
+        self.register_buffer("where", torch.arange(4)[:, None] - torch.arange(4) + 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = len(x)
+        x = x.view(rows, 2, 4, 4).reshape(-1, 4, 4)
+        q, k, v = self.qkv(x).reshape(len(x), 4, 3, 2, 2).permute(2, 0, 3, 1, 4).unbind(0)
+        bias = self.table[self.where.view(-1)].view(4, 4, 2).permute(2, 0, 1).unsqueeze(0)
+        mask = torch.zeros(2, 4, 4, dtype=x.dtype)
+        mask[1, :2, 2:] = -9.0
+        if self.fused:
+            own = bias + mask.view(1, 2, 1, 4, 4).expand(rows, 2, 2, 4, 4).reshape(-1, 2, 4, 4)
+            z = F.scaled_dot_product_attention(q, k, v, attn_mask=own)
+        else:
+            scores = q @ k.mT + bias
+            scores = scores.view(rows, 2, 2, 4, 4) + mask.unsqueeze(1).unsqueeze(0)
+            z = torch.softmax(scores.view(-1, 2, 4, 4), -1) @ v
+        return self.out(torch.tanh(z.transpose(1, 2).reshape(rows, 8, 4)).mean(1))
+
+
+def fixed_norm(width: int, *, trained: bool, kind: type = nn.BatchNorm2d) -> nn.Module:
+    norm = kind(width).eval()
+    with torch.no_grad():
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2.0)
+        norm.weight.normal_()
+    return norm.requires_grad_(trained)
+
+
+class Frames(nn.Module):
+    """Several pictures in an example, folded into the batch for the layers on pictures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.out = nn.Conv2d(2, 4, 2), nn.GroupNorm(2, 4), nn.Linear(16, CLASSES)
+        self.fixed, self.prelu = fixed_norm(4, trained=True), nn.PReLU(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = x.flatten(0, 1)
+        z = torch.tanh(self.fixed(self.prelu(self.norm(self.conv(z)))))
+        return self.out(z.view(*x.shape[:2], -1).mean(1))
+
+
 FAMILIES: dict[str, Family] = {
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
@@ -337,6 +477,23 @@ FAMILIES: dict[str, Family] = {
         ),
         (4, 6),
     ),
+    "fixed batch norm": Family(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), fixed_norm(4, trained=False), nn.Tanh(), *head(36)),
+        (3, 3, 3),
+    ),
+    "fixed batch norm, trained": Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 1),
+            fixed_norm(4, trained=True),
+            nn.Tanh(),
+            nn.Flatten(),
+            nn.Linear(36, 6),
+            fixed_norm(6, trained=True, kind=nn.BatchNorm1d),
+            *head(6),
+        ),
+        (3, 3, 3),
+    ),
+    "folded pictures": Family(Frames, (3, 2, 3, 3)),
     "instance norm": Family(
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.InstanceNorm2d(4, affine=True), nn.Tanh(), *head(36)),
         (3, 3, 3),
@@ -372,7 +529,35 @@ FAMILIES: dict[str, Family] = {
         (4,),
     ),
     "standardised": Family(standardised_net, (3, 6, 6)),
-    "prelu, no rule": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),
+    "prelu": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),
+    "prelu, channels": Family(
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(4), nn.Conv2d(4, 4, 2), nn.PReLU(), *head(16)),
+        (3, 3, 3),
+    ),
+    "embedding bag": Family(lambda: Bags(mode="mean"), (7,), tokens=True),
+    "embedding bag, padding": Family(lambda: Bags(mode="mean", padding_idx=0), (5,), tokens=True),
+    "embedding bag, weights": Family(lambda: Bags(mode="sum", padding_idx=0), (6,), tokens=True),
+    "embedding bag, largest": Family(lambda: Bags(mode="max", padding_idx=-1), (5,), tokens=True),
+    "embedding bag, one word": Family(lambda: Bags(mode="max"), (1,), tokens=True),
+    "sequence first": Family(SequenceFirst, (4, 4)),
+    "sequence first, encoder": Family(
+        lambda: SequenceFirst(lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)), (4, 4)
+    ),
+    "sequence first, norm first": Family(
+        lambda: SequenceFirst(lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, norm_first=True)),
+        (3, 4),
+    ),
+    "sequence first, decoder": Family(
+        lambda: SequenceFirst(lambda: nn.TransformerDecoderLayer(4, 2, 8, dropout=0.0)), (4, 4)
+    ),
+    "sequence first, lstm": Family(lambda: SequenceFirst(lambda: nn.LSTM(4, 4, num_layers=2)), (4, 4)),
+    "sequence first, gru": Family(lambda: SequenceFirst(lambda: nn.GRU(4, 4)), (3, 4)),
+    "sequence first, rnn": Family(lambda: SequenceFirst(lambda: nn.RNN(4, 4)), (4, 4)),
+    "sequence first, heads": Family(Heads, (4, 4)),
+    "windows": Family(lambda: Windows(fused=False), (8, 4)),
+    "windows, fused": Family(lambda: Windows(fused=True), (8, 4)),
+    "einsum": Family(Einsum, (4, 6)),
+    "matmul from the left": Family(Mixed, (4, 6)),
     "multilinear, no rule": Family(lambda: Bilinear(), (4,)),
 }
 

@@ -221,6 +221,17 @@ def test_a_model_is_left_as_it_was() -> None:
         assert all(not m._forward_hooks and not m._backward_hooks for m in model.modules())
 
 
+def test_only_what_says_so_has_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, list[str]] = {}
+    for name, family in FAMILIES.items():
+        monkeypatch.setattr(
+            bare, "_tell_once", lambda title, name=name: told.setdefault(name, []).append(title)
+        )
+        model, (x, y) = build(family), family.data(3)
+        kept(model, [trained(model)], x, y)
+    assert told == {"multilinear, no rule": ["bilinear"]}
+
+
 def test_functions_without_a_rule_say_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +273,22 @@ class TestRefusals:
         with pytest.raises(ModelError, match="scale_grad_by_freq"):
             book_keeping(
                 lambda p: functional_call(model, p, (x,)).sum((1, 2)), [trained(model)], [1.0], rows=2
+            )
+
+    @pytest.mark.parametrize("options", [{"scale_grad_by_freq": True}, {"max_norm": 1.0}])
+    def test_bags_that_mix(self, options: dict) -> None:
+        model, words = nn.EmbeddingBag(5, 2, **options), torch.tensor([[1], [2]])
+        with pytest.raises(ModelError, match="EmbeddingBag with max_norm or scale_grad_by_freq"):
+            book_keeping(
+                lambda p: functional_call(model, p, (words,)).sum(1), [trained(model)], [1.0], rows=2
+            )
+
+    def test_bags_by_offsets(self) -> None:
+        model = nn.EmbeddingBag(5, 2)
+        words, offsets = torch.tensor([1, 2, 3, 4]), torch.tensor([0, 3])
+        with pytest.raises(ModelError, match="pad the bags"):
+            book_keeping(
+                lambda p: functional_call(model, p, (words, offsets)).sum(1), [trained(model)], [1.0], rows=2
             )
 
 

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -27,8 +28,15 @@ def secret(augment: Any) -> Iterator[None]:
 
 @contextmanager
 def still(augment: Any) -> Iterator[None]:
-    """No chance: dropout leaves everything as it is, and whatever else is drawn is the same each time."""
-    with _seeded(0, augment), _WithoutDropout():
+    """No chance: dropout leaves everything, and whatever else torch draws is the same each time, and for each row."""
+    with _seeded(0, augment), _WithoutDropout(alike=True):
+        yield
+
+
+@contextmanager
+def still_by_place(augment: Any) -> Iterator[None]:
+    """No chance either; but what else torch draws differs from row to row: each place of a batch has its own draws."""
+    with _seeded(0, augment), _WithoutDropout(alike=False):
         yield
 
 
@@ -69,14 +77,42 @@ _DROPOUTS = {
 }
 
 
+_SIZED = {torch.rand, torch.randn}  # by sizes
+_LIKE = {torch.rand_like, torch.randn_like, torch.randint_like}  # by a tensor of the same form
+_FILLED = {  # in place
+    *(
+        Tensor.normal_,
+        Tensor.uniform_,
+        Tensor.exponential_,
+        Tensor.bernoulli_,
+        Tensor.random_,
+        Tensor.log_normal_,
+    ),
+    *(Tensor.cauchy_, Tensor.geometric_),
+}
+_DRAWS = {*_SIZED, *_LIKE, *_FILLED, torch.bernoulli, Tensor.bernoulli}
+_INSIDE = {F.gumbel_softmax}  # functions that draw inside
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Dropout hands its input on; attention and recurrent layers run without it."""
+    """Dropout hands its input on; attention and recurrent layers run without it.
+
+    ``alike``: every row gets the same draws. Those of a layer's own (noise, a path that is left out) would change with
+    the number of rows that came before.
+    """
+
+    def __init__(self, *, alike: bool) -> None:
+        super().__init__()
+        self.alike = alike
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
+        if func in _INSIDE:
+            with self:
+                return func(*args, **kwargs)
+        if self.alike and func in _DRAWS:
+            return _for_each_row(func, args, kwargs)
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
@@ -90,3 +126,21 @@ class _WithoutDropout(TorchFunctionMode):
         ):  # (x, h, weights, biases, layers, dropout, ...)
             args = (*args[:5], 0.0, *args[6:])
         return func(*args, **kwargs)
+
+
+def _for_each_row(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    """What the function would draw, with the draws of the first row for every row."""
+    if func in _SIZED:
+        size = kwargs.pop("size", args[0] if args and not isinstance(args[0], int) else args)
+        if not size:
+            return func(size, **kwargs)
+        return func((1, *size[1:]), **kwargs).expand(*size).clone()
+    first = args[0] if args else kwargs.pop("self" if func in _FILLED else "input")
+    if first.ndim == 0 or len(first) == 0:
+        return func(first, *args[1:], **kwargs)
+    if func in (torch.bernoulli, Tensor.bernoulli):
+        return (torch.rand_like(first[:1]) < first).to(first.dtype)
+    if func in _FILLED:
+        rest = [value[:1] if isinstance(value, Tensor) and value.ndim else value for value in args[1:]]
+        return first.copy_(func(first[:1].clone(), *rest, **kwargs))
+    return func(first[:1], *args[1:], **kwargs).expand_as(first).clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,14 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from saltflat import tree
 from saltflat.clipping import Chunk
@@ -38,31 +43,98 @@ def check_model(model: nn.Module) -> None:
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
+    check_whole(model)
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
     for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm):
+        _check_layer(name, module)
+
+
+def check_whole(model: nn.Module) -> None:
+    """Refuse what stands between saltflat and a model: a compiler, copies of it, other processes.
+
+    >>> check_whole(nn.DataParallel(nn.Linear(2, 2)))
+    Traceback (most recent call last):
+    saltflat.errors.ModelError: the model is wrapped in DataParallel: ...
+    """
+    for module in model.modules():
+        if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise ModelError(
-                f"layer {name!r} is a {type(module).__name__}: it normalises with the whole batch's statistics, so "
-                "one example's gradient depends on the others and clipping bounds nothing (frozen and affine-free "
-                "ones too); replace it with saltflat.without_batchnorm(model), which puts GroupNorm in its place"
+                "the model, or a part of it, is compiled (torch.compile), and a compiled function cannot be followed "
+                "layer by layer; hand in the model itself, and compile it after training"
             )
-        if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        if type(module).__name__ in _COPIES:
             raise ModelError(
-                f"layer {name!r} is a {type(module).__name__} with running statistics, which carry data from one "
-                "example to the next; build it with track_running_stats=False"
+                f"the model is wrapped in {type(module).__name__}: its copies would clip, draw and add noise each for "
+                "itself; hand in the model itself (model.module), in one process"
             )
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise ModelError(
+            f"{distributed.get_world_size()} processes train together (torch.distributed), and each would draw its own "
+            "batches and noise, so that their models drift apart; train in one process"
+        )
+
+
+_COPIES = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
+
+
+def _check_layer(name: str, module: nn.Module) -> None:
+    if isinstance(module, _BatchNorm):
+        _check_batch_norm(name, module)
+    if isinstance(module, _SpectralNorm) and module.training:
+        raise ModelError(
+            f"{name!r} is a spectral norm in train mode: its power iteration changes its buffers with every call, so "
+            "that the calls of one step would see different models; put it into eval mode, or use "
+            "parametrizations.weight_norm"
+        )
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm | WeightNorm):
+            kind = "spectral_norm" if isinstance(hook, SpectralNorm) else "weight_norm"
+            raise ModelError(
+                f"layer {name!r} has the old torch.nn.utils.{kind}, which writes a tensor into the layer with every "
+                f"call; use torch.nn.utils.parametrizations.{kind}"
+                + (" in eval mode" if kind == "spectral_norm" else "")
+            )
+    if isinstance(module, _InstanceNorm) and module.track_running_stats:
+        raise ModelError(
+            f"layer {name!r} is a {type(module).__name__} with running statistics, which carry data from one "
+            "example to the next; build it with track_running_stats=False"
+        )
+
+
+def _check_batch_norm(name: str, module: _BatchNorm) -> None:
+    """With fixed statistics it is an affine map of each example; else the batch's own would take their place."""
+    if not module.training and module.running_mean is not None and module.running_var is not None:
+        if name not in _fixed:
+            _fixed.add(name)
+            log.warning(
+                "layer %r keeps the statistics it has: what is promised assumes that they are public", name
+            )
+        return
+    raise ModelError(
+        f"layer {name!r} is a {type(module).__name__}: it normalises with the whole batch's statistics, so one "
+        "example's gradient depends on the others and clipping bounds nothing; replace it with "
+        "saltflat.without_batchnorm(model), which puts GroupNorm in its place, or, if its running statistics are "
+        "public, put it into eval mode and leave it there"
+    )
+
+
+log = logging.getLogger("saltflat")
+_fixed: set[str] = set()  # layers that the log has named already
 
 
 def without_batchnorm(model: nn.Module, *, groups: int = 32) -> nn.Module:
     """A copy of the model with GroupNorm in the place of every BatchNorm.
 
-    The number of groups is the largest divisor of the channels that is at most ``groups``. Learned scales
-    and shifts are kept; running statistics, which came from data, are dropped.
+    The number of groups is the largest divisor of the channels that is at most ``groups``; in the place of a
+    BatchNorm1d, which may see one number per channel, each group has at least 16 channels, or all of them. Learned
+    scales and shifts are kept; running statistics, which came from data, are dropped.
 
     >>> norm = without_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), groups=4)[1]
     >>> type(norm).__name__, norm.num_groups, norm.num_channels
     ('GroupNorm', 4, 8)
+    >>> without_batchnorm(nn.BatchNorm1d(64)).num_groups
+    4
     """
     if not isinstance(model, nn.Module):
         raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
@@ -78,13 +150,16 @@ def without_batchnorm(model: nn.Module, *, groups: int = 32) -> nn.Module:
     return model
 
 
-def _group_norm(batch_norm: _BatchNorm, groups: int) -> nn.GroupNorm:
-    channels = batch_norm.num_features
-    count = max(g for g in range(1, min(groups, channels) + 1) if channels % g == 0)
-    norm = nn.GroupNorm(count, channels, batch_norm.eps, affine=batch_norm.affine)
+def _group_norm(batch_norm: _BatchNorm, groups: int) -> nn.Module:
+    if isinstance(batch_norm.weight, UninitializedParameter):
+        raise ModelError("a lazy BatchNorm has no channels yet: run one batch through the model first")
+    channels, least = batch_norm.num_features, 16 if isinstance(batch_norm, nn.BatchNorm1d) else 1
+    fitting = [g for g in range(1, min(groups, channels) + 1) if channels % g == 0 and channels // g >= least]
+    norm = nn.GroupNorm(max(fitting, default=1), channels, batch_norm.eps, affine=batch_norm.affine)
     if batch_norm.affine:
         norm.weight, norm.bias = batch_norm.weight, batch_norm.bias
-    return norm
+    after = list(batch_norm.children())  # an activation inside the norm, as some libraries have it
+    return nn.Sequential(norm, *after) if after else norm
 
 
 class Differentiable(Protocol):
@@ -101,6 +176,8 @@ class Differentiable(Protocol):
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor: ...
 
     def still(self, fixed: Tree | None = None, *, alike: bool = True) -> Differentiable: ...
+
+    def placed(self) -> Differentiable: ...
 
 
 class Spot(Protocol):
@@ -136,8 +213,8 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
 def _tried(trial: Trial) -> None:
     try:
         _check_connected(trial)
-        _check_gradients(trial)
         _check_apart(trial)
+        _check_gradients(trial)
     except ModelError:
         raise
     except Exception as error:  # its own words may hold values of the data
@@ -216,7 +293,7 @@ def _runs(trial: Trial) -> bool:
     return bool(torch.isfinite(losses).all())
 
 
-_MADE_UP = 17  # units: more than the eight hardest of a batch, and few enough to be quick
+_MADE_UP = 13  # units: more than the eight hardest of a batch, and few enough to be quick
 
 
 def _made_up_trial(contribution: Differentiable, params: Tree, own: Trial | None) -> Trial | None:
@@ -255,6 +332,8 @@ class LookAgain:
 
     def __call__(self, params: Tree, batch: Batch | None) -> None:
         self.held.check(self.contribution.model)
+        if self.changed():
+            check_model(self.contribution.model)  # which may name the layer
         if batch is not None and rows_in(batch) >= 2 * self.contribution.rows_per_unit:
             self._compare(params, batch)
             self.modes.add(modes_of(self.contribution.model))
@@ -303,7 +382,20 @@ def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from model.named_buffers()
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
     for name, module in model.named_modules():
-        yield from ((f"{name}.{k}", leaf) for k, leaf in vars(module).items() if isinstance(leaf, Tensor))
+        yield from ((f"{name}.{k}", leaf) for k, leaf in held_by(module))
+
+
+def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that a module holds as plain attributes, or in dictionaries and lists: neither parameters nor buffers."""
+    for key, value in vars(module).items():
+        if isinstance(value, Tensor):
+            yield key, value
+        elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            yield from ((f"{key}.{k}", leaf) for k, leaf in items if isinstance(leaf, Tensor))
+
+
+_TORCHS_OWN = frozenset(vars(nn.Module()))  # where parameters, buffers, layers and hooks are kept
 
 
 def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None:
@@ -365,12 +457,30 @@ def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error:
         return str(error)
     if batch is None:
         return f"they cannot be read ({type(error).__name__})"
+    if _takes_outputs(contribution, params, batch):
+        return (
+            "it is called as loss(predict, batch), where predict is the model and batch has the form of the data, and "
+            "this one takes (outputs, targets): pass saltflat.supervised(loss)"
+        )
     try:
         with torch.no_grad():
             contribution.losses_of_units(params, mapped(torch.zeros_like, batch))
     except Exception as same:
         return str(same).strip().splitlines()[0] if str(same).strip() else type(same).__name__
     return f"a {type(error).__name__} that rows of zeros do not give; are the labels, and everything else, in range?"
+
+
+def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> bool:
+    """Whether the loss would run as a criterion of (outputs, targets), on rows of zeros."""
+    loss, empty = getattr(contribution, "loss", None), mapped(torch.zeros_like, batch)
+    if loss is None or not isinstance(empty, Sequence) or len(empty) != 2:
+        return False
+    try:
+        with torch.no_grad():
+            found = loss(functional_call(contribution.model, params, (empty[0],)), empty[1])
+    except Exception:
+        return False
+    return isinstance(found, Tensor)
 
 
 def _together(contribution: Differentiable, params: Tree, found: Sequence[Trial]) -> Trial | None:
@@ -467,19 +577,29 @@ def _check_gradients(trial: Trial) -> None:
         gap, name = _gap(kept, plain)
         if gap > trial.tolerance:
             raise ModelError(
-                f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation; the "
-                "batch must be the first axis of every activation (batch_first=True), and each example independent"
+                f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation: a "
+                "function with a backward of its own, or a weight that is changed in place; take it out, or freeze it"
             )
 
 
 def _check_apart(trial: Trial) -> None:
     """Every unit's gradient is the same in any company: alone, without this one or that, in a smaller batch.
 
-    Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead.
+    Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead; and so it
+    is with the model's own draws, if it has any, lest it hides among rows that draw alike.
     """
-    everyone = list(range(trial.units))
     looks = _looks(trial.params)
     whole = _signature(trial.together, looks)
+    _check_companies(trial, whole, looks)
+    if not trial.by_chance:
+        placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
+        drawn = _signature(placed.together, looks)
+        if _distance(whole, drawn) > trial.tolerance:
+            _check_companies(placed, drawn, looks)
+
+
+def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None:
+    everyone = list(range(trial.units))
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
@@ -492,11 +612,14 @@ def _check_apart(trial: Trial) -> None:
             stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
             gap = _distance(there[stayed], here[stayed])
             if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
-                raise ModelError(_MIXED)
+                again = _signature(trial.chunk(everyone), looks)
+                raise ModelError(_DRAWN if _distance(whole, again) > trial.tolerance else _MIXED)
 
 
 def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:
     """What rounding alone may do: many times what the same units in another order do."""
+    if trial.by_chance:  # each place has draws of its own
+        return 0.0
     turned = _signature(trial.chunk(range(trial.units)[::-1]), looks)
     return min(1e-4, 30 * _distance(whole.flip(0), turned))
 
@@ -525,6 +648,11 @@ def _distance(there: Tensor, here: Tensor) -> float:
     return float(gaps[finite].max())
 
 
+_DRAWN = (
+    "the same examples give other gradients each time: the model or the loss draws random numbers that are not torch's "
+    "own (numpy, Python's random, a torch.Generator that it holds), or counts its calls; draw with torch's functions, "
+    "whose seed is secret here"
+)
 _MIXED = (
     "one example's gradient changes when another example does, or leaves: something in the model or the loss mixes the "
     "batch (a batch statistic, a maximum or a ranking over examples, a contrastive loss, a division by the batch's "

@@ -6,7 +6,7 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.clipping import Chunk
-from saltflat.core.chance import Draws, secret, still
-from saltflat.core.check import Spot, Take, check_model, check_step, check_views
+from saltflat.core.chance import Draws, secret, still, still_by_place
+from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole, held_by
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.sampling import (
     Batch,
@@ -72,7 +72,22 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> Loss:
     >>> loss(nn.Linear(2, 3), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))).shape
     torch.Size([4])
     """
-    return lambda predict, batch: criterion(predict(batch[0]), batch[1])
+
+    def loss(predict: Predict, batch: Batch) -> Tensor:
+        if not isinstance(batch, Sequence) or len(batch) < 2:
+            raise ModelError(
+                f"a criterion takes pairs of inputs and targets, and the data gives {_said(batch)}: pass a function "
+                'loss(predict, batch), such as lambda predict, batch: criterion(predict(batch["x"]), batch["y"])'
+            )
+        return criterion(predict(batch[0]), batch[1])
+
+    return loss
+
+
+def _said(batch: Batch) -> str:
+    if isinstance(batch, Mapping):
+        return f"dictionaries with {', '.join(map(repr, batch))}"
+    return "one tensor" if isinstance(batch, Tensor) else f"{type(batch).__name__}s of one item"
 
 
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
@@ -138,7 +153,12 @@ class PerExample:
         """
         views = each_view(lambda rows: rows, self.views) if alike and self.augment else self.augment
         fixed = self.fixed if fixed is None else fixed
-        return replace(self, draws=still, fixed=fixed, augment=views, strict=True)
+        draws = still if alike else still_by_place
+        return replace(self, draws=draws, fixed=fixed, augment=views, strict=True)
+
+    def placed(self) -> PerExample:
+        """The same without chance, but with draws that differ from place to place in a batch."""
+        return replace(self, draws=still_by_place)
 
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every row at a point."""
@@ -200,8 +220,17 @@ class PerExample:
                 weights,
                 rows=rows_in(batch),
                 views=self.views,
-                constants=[*self.fixed.values(), *self.model.buffers(), *self.model.parameters()],
+                constants=[
+                    *self.fixed.values(),
+                    *self.model.buffers(),
+                    *self.model.parameters(),
+                    *self._held(),
+                ],
             )
+
+    def _held(self) -> Iterator[Tensor]:
+        """Tensors that the model's layers hold besides: the same for every row."""
+        return (leaf for module in self.model.modules() for _, leaf in held_by(module))
 
     def _units_of(self, batch: Batch) -> Iterator[Batch]:
         """Each unit as a batch of its own."""
@@ -297,6 +326,7 @@ def per_example(
     the clip norm. An example with a NaN, an infinity or a loss that fails contributes zero, and the others
     are computed exactly as they would have been.
     """
+    check_whole(model)
     return PerExample(model, loss, views, augment)
 
 
@@ -306,6 +336,7 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
     The batch holds users' rows next to each other, and the loss gives 0 for padding. g_i is the mean over
     the user's rows, so a user moves the sum by at most the clip norm however many rows are real.
     """
+    check_whole(model)
     return PerExample(model, loss, rows, None, "user")
 
 

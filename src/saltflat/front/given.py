@@ -340,6 +340,11 @@ def units_of(data: Any, *, workers: int = 0, dtype: torch.dtype | None = None) -
         raise SettingError(f"workers is a number of processes that read the data, 0 or more; got {workers!r}")
     if isinstance(data, DatasetUnits):
         return replace(data, workers=workers) if workers else data
+    if _is_without_tensors(data):
+        raise DataError(
+            'this dataset gives Python lists and numbers, not tensors: pass data.with_format("torch"), with the '
+            "columns that the loss needs and no text among them"
+        )
     units = _in_memory(data, dtype or torch.get_default_dtype())
     if units is not None:
         if workers:
@@ -383,6 +388,12 @@ def _tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
     if kind == "f":
         return torch.tensor(array, dtype=dtype)
     return torch.tensor(array if array.dtype in (np.uint8, np.bool_) else array.astype(np.int64))
+
+
+def _is_without_tensors(data: Any) -> bool:
+    """A dataset of Hugging Face that was not told to give tensors: its lists would be laid out position by position."""
+    form = getattr(data, "format", None)
+    return hasattr(data, "with_format") and isinstance(form, Mapping) and form.get("type") != "torch"
 
 
 def _only_tensors(data: Any) -> bool:

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saltflat.errors import ModelError
+from saltflat.gradients.axes import ALIGNED
 from saltflat.gradients.tape import DERIVATIONS, Tape, rule, tensors_in
 
 log = logging.getLogger("saltflat")
@@ -30,13 +31,27 @@ ELEMENTWISE = [
     )
     for name in names.split()
 ]
+IN_PLACE = {
+    *(Tensor.add_, Tensor.sub_, Tensor.mul_, Tensor.div_),
+    *(Tensor.__iadd__, Tensor.__isub__, Tensor.__imul__, Tensor.__itruediv__),
+}
+ALIGNED.update(ELEMENTWISE)
 
 
 @rule(*ELEMENTWISE, F.scaled_dot_product_attention)
 def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """x + p, x * p, ..., attention with a learned bias: the parameter is broadcast over the rows."""
-    axes = max(t.ndim for t in tensors_in((args, kwargs)))
-    args, kwargs = _copied(tape, (args, kwargs), axes)
+    """x + p, x * p, ..., attention with a learned bias: the parameter is broadcast over the rows.
+
+    Where positions are folded into the rows, each row's copy serves its own.
+    """
+    tensors = list(tensors_in((args, kwargs)))
+    axes = max(t.ndim for t in tensors)
+    longest = max(len(t) for t in tensors if t.ndim == axes) if axes else 1
+    each = longest // tape.rows if longest > tape.rows > 1 else 1
+    into_weight = func in IN_PLACE and tape.weight(args[0]) is not None
+    args, kwargs = _copied(tape, (args, kwargs), axes, each)
+    if into_weight:  # p /= x: the name stands for the copies from here on
+        args = (args[0].clone(), *args[1:])
     return func(*args, **kwargs)
 
 
@@ -62,7 +77,8 @@ def repeat(tape: Tape, func: Any, value: Tensor, *sizes: Any, **kwargs: Any) -> 
     with torch.enable_grad():
         traced = func(tape.traced(value), *sizes, **kwargs)
     widened = traced.shape[0] == tape.rows > 1 and traced.numel() == value.numel() * tape.rows
-    return tape.share(traced, repeats=weight if widened and value.ndim <= traced.ndim else None)
+    for_each_row = widened and (value.ndim < traced.ndim or value.shape[:1] == (1,))
+    return tape.share(traced, repeats=weight if for_each_row else None)
 
 
 @rule(None)
@@ -83,15 +99,16 @@ def anything_else(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
     return torch.func.vmap(one_row, randomness="different")(*moving.values())
 
 
-def _copied(tape: Tape, item: Any, axes: int) -> Any:
-    """The same arguments with per-row copies in the place of weights."""
+def _copied(tape: Tape, item: Any, axes: int, each: int = 1) -> Any:
+    """The same arguments with per-row copies in the place of weights, ``each`` times side by side."""
     weight = tape.weight(item)
     if weight is not None:
-        return tape.per_row(weight, axes)
+        copies = tape.per_row(weight, axes)
+        return copies.repeat_interleave(each, 0) if each > 1 and len(copies) == tape.rows else copies
     if isinstance(item, (list, tuple)):
-        return type(item)(_copied(tape, x, axes) for x in item)
+        return type(item)(_copied(tape, x, axes, each) for x in item)
     if isinstance(item, dict):
-        return {key: _copied(tape, x, axes) for key, x in item.items()}
+        return {key: _copied(tape, x, axes, each) for key, x in item.items()}
     return item
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import ModelError
-from saltflat.gradients import attention, bare, conv, linear, norm, recurrent  # noqa: F401  (they register rules)
+from saltflat.gradients import attention, bare, conv, einsum, linear, norm, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.parts import Dense, Part, combined, laid
 from saltflat.gradients.standardised import Standardised
 from saltflat.gradients.tape import Tape, Weight

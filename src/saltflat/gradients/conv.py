@@ -302,9 +302,14 @@ def conv_parts(
     """The parts of a convolution from its input and the gradient at its output."""
     parts: list[Part] = []
     if w is not None:
-        parts.append(weight_part(w.name, x, grad, geometry, tape.views, tape.points))
+        images = len(x) // (
+            tape.rows // tape.views
+        )  # of a unit: its views, and pictures folded into the rows
+        parts.append(weight_part(w.name, x, grad, geometry, images, tape.points))
     if b is not None:
-        parts.append(tape.stack(b.name, precise(grad).flatten(2).sum(2)))
+        total = precise(grad).flatten(2).sum(2)
+        rows = total if len(total) == tape.rows else total.view(tape.rows, -1, total.shape[1]).sum(1)
+        parts.append(tape.stack(b.name, rows))
     return parts
 
 
@@ -359,6 +364,7 @@ def _settings(how: tuple[Any, ...], named: dict[str, Any], **usual: Any) -> tupl
 def _watched(
     tape: Tape, x: Tensor, y: Tensor, geometry: Geometry, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
+    tape.check_rows("a convolution", x)
     w, b = tape.weight(weight), tape.weight(bias)
     x = x.detach()
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saltflat.errors import ModelError
 from saltflat.gradients.parts import Part, Rows, outer
-from saltflat.gradients.tape import DERIVATIONS, Tape, Weight, rule
+from saltflat.gradients.tape import DERIVATIONS, RULES, Tape, Weight, rule
 
 
 @rule(F.linear)
@@ -43,27 +43,50 @@ def bias_part(tape: Tape, b: Weight, grad: Tensor) -> Part:
     return tape.stack(b.name, grad.reshape(tape.rows, -1, grad.shape[-1]).sum(1, dtype=_wide(grad)))
 
 
-@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@rule(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm, torch.bmm, Tensor.bmm)
 def matmul(tape: Tape, func: Any, x: Tensor, y: Tensor) -> Tensor:
-    """x @ M with a matrix M is a linear layer with weight M^T."""
-    if tape.weight(y) is not None and y.ndim == 2 and not tape.is_shared(x) and x.ndim > 1:
-        return tape.again(F.linear, x, tape.again(Tensor.t, y))
+    """x @ M is a linear layer with weight M^T; in M @ y the columns of each y are its positions.
+
+    A stack of matrices, one for each head, say, is broadcast over the rows.
+    """
+    left, right = tape.weight(x), tape.weight(y)
+    if right is not None and y.ndim == 2 and not tape.is_shared(x) and x.ndim > 1 and tape.holds_rows(x):
+        into = lambda grad: [outer(right.name, tape.by_unit(grad), tape.by_unit(x.detach()))]  # x^T y'
+        return tape.watch(func(x, y), into)
+    if left is not None and x.ndim == 2 and not tape.is_shared(y) and y.ndim > 2 and tape.holds_rows(y):
+        turned = lambda t: tape.by_unit(t.detach().mT)
+        return tape.watch(func(x, y), lambda grad: [outer(left.name, turned(y), turned(grad))])
+    weight, data = (x, y) if tape.is_shared(x) else (y, x)
+    if 3 <= weight.ndim <= data.ndim and not tape.is_shared(data) and tape.holds_rows(data):
+        return RULES[torch.mul](tape, func, x, y)
     return tape.by_vmap(func, x, y)
+
+
+@rule(Tensor.__rmatmul__)
+def matmul_from_the_right(tape: Tape, func: Any, y: Tensor, x: Tensor) -> Tensor:
+    """y.__rmatmul__(x) is x @ y."""
+    return matmul(tape, torch.matmul, x, y)
 
 
 @rule(torch.addmm, Tensor.addmm)
 def addmm(tape: Tape, func: Any, b: Tensor, x: Tensor, y: Tensor, **kwargs: Any) -> Tensor:
     """b + x @ M, a linear layer as some language models write it."""
-    plain = (
-        not kwargs
-        and tape.weight(y) is not None
-        and not tape.is_shared(x)
-        and tape.is_shared(b)
-        and b.ndim == 1
-    )
-    if plain:
-        return tape.again(F.linear, x, tape.again(Tensor.t, y), b)
-    return tape.by_vmap(func, b, x, y, **kwargs)
+    w, c = tape.weight(y), tape.weight(b)
+    if (
+        kwargs
+        or w is None
+        or tape.is_shared(x)
+        or not tape.holds_rows(x)
+        or b.ndim != 1
+        or not tape.is_shared(b)
+    ):
+        return tape.by_vmap(func, b, x, y, **kwargs)
+
+    def keep(grad: Tensor) -> list[Part]:
+        into = outer(w.name, tape.by_unit(grad), tape.by_unit(x.detach()))
+        return [into] if c is None else [into, bias_part(tape, c, grad)]
+
+    return tape.watch(func(b, x, y), keep)
 
 
 @rule(F.embedding, table=DERIVATIONS)
@@ -108,6 +131,67 @@ def embedding(
         return [Rows(w.name, index, tape.by_unit(grad), weight.shape[0])]
 
     return tape.watch(func(rows, weight, padding_idx), keep)
+
+
+@rule(F.embedding_bag)
+def embedding_bag(
+    tape: Tape,
+    func: Any,
+    rows: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Tensor:
+    """y = sum_t c_t W[row_t], so row_t receives c_t y'; c_t is 1, 1 / (number of words), or the word's own weight."""
+    if max_norm is not None or scale_grad_by_freq:
+        raise ModelError(
+            "EmbeddingBag with max_norm or scale_grad_by_freq mixes examples; build it without these options"
+        )
+    if rows.ndim != 2 or tape.weight(per_sample_weights) is not None:
+        raise ModelError(
+            "EmbeddingBag takes bags of one length here, (batch, words), whose weights are data; with offsets it is "
+            "not known whose the words are: pad the bags, and set padding_idx"
+        )
+    tape.check_rows(func, rows)
+    w = tape.weight(weight)
+    padding = None if padding_idx is None else rows == padding_idx % len(weight)
+    if mode == "max":
+        return _largest(tape, rows, weight, padding, padding_idx)
+    options = {"mode": mode, "per_sample_weights": per_sample_weights, "padding_idx": padding_idx}
+    y = func(rows, weight, **options)
+    if w is None:
+        return y
+    share = _shares(rows, per_sample_weights, padding, mode).to(y.dtype).unsqueeze(-1)
+
+    def keep(grad: Tensor) -> list[Part]:
+        index = rows.reshape(tape.rows // tape.views, -1)
+        return [Rows(w.name, index, tape.by_unit(share * grad.unsqueeze(1)), weight.shape[0])]
+
+    return tape.watch(y, keep)
+
+
+def _shares(rows: Tensor, own: Tensor | None, padding: Tensor | None, mode: str) -> Tensor:
+    """How much each word of a bag counts; (bags, words)."""
+    share = torch.ones(rows.shape, device=rows.device, dtype=torch.float64) if own is None else own.detach()
+    if padding is not None:
+        share = share.masked_fill(padding, 0)
+    return share / share.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else share
+
+
+def _largest(tape: Tape, rows: Tensor, weight: Tensor, padding: Tensor | None, padding_idx: Any) -> Tensor:
+    """The largest entry of each column, over a bag's words; 0 for a bag of padding."""
+    words = tape.again(F.embedding, rows, weight, padding_idx)
+    if padding is None:
+        return words.max(1).values
+    found = words.masked_fill(padding.unsqueeze(-1), float("-inf")).max(1).values
+    return torch.where(padding.all(1, keepdim=True), 0.0, found)
 
 
 def _wide(values: Tensor) -> torch.dtype:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from saltflat.errors import ModelError
 from saltflat.gradients.parts import Part, precise
-from saltflat.gradients.tape import Tape, rule
+from saltflat.gradients.tape import Tape, Weight, rule
 
 
 @rule(F.layer_norm)
@@ -59,7 +59,7 @@ def group_norm(
     So two sums per channel are enough, and z itself is never formed.
     """
     tape.check_rows(func, x)
-    rows, channels = x.shape[:2]
+    rows, channels = x.shape[:2]  # positions that are folded into the rows are rows of the layer
     x = x.contiguous()
     y, mean, std_inverse = torch.native_group_norm(
         x, weight, bias, rows, channels, x[0, 0].numel(), num_groups, eps
@@ -73,9 +73,54 @@ def group_norm(
         parts: list[Part] = []
         if w is not None:
             with_x = torch.linalg.vecdot(flat, precise(x.detach()).reshape(rows, channels, -1))
-            parts.append(tape.stack(w.name, (with_x - mean * total) * std_inverse))
+            parts.append(by_channel(tape, w, (with_x - mean * total) * std_inverse))
         if b is not None:
-            parts.append(tape.stack(b.name, total))
+            parts.append(by_channel(tape, b, total))
+        return parts
+
+    return tape.watch(y, keep)
+
+
+def by_channel(tape: Tape, weight: Weight, each: Tensor) -> Part:
+    """(rows, channels), or more rows where positions are folded into them -> a sum for each row."""
+    return tape.stack(
+        weight.name, each if len(each) == tape.rows else each.view(tape.rows, -1, each.shape[1]).sum(1)
+    )
+
+
+@rule(F.batch_norm)
+def batch_norm(
+    tape: Tape,
+    func: Any,
+    x: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """With fixed statistics: z = (x - mean) / sqrt(var + eps), an affine map; with the batch's own, rows would mix."""
+    if training or running_mean is None or running_var is None:
+        raise ModelError(
+            "BatchNorm normalises with the whole batch's statistics; put GroupNorm in its place with "
+            "saltflat.without_batchnorm(model), or keep it in eval mode, with statistics that are public"
+        )
+    tape.check_rows(func, x)
+    w, b = tape.weight(weight), tape.weight(bias)
+    y = func(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    mean, scale = precise(running_mean), torch.rsqrt(precise(running_var) + eps)
+
+    def keep(grad: Tensor) -> list[Part]:
+        flat = precise(grad).reshape(*x.shape[:2], -1)
+        total = flat.sum(2)
+        parts: list[Part] = []
+        if w is not None:
+            with_x = torch.linalg.vecdot(flat, precise(x.detach()).reshape(*x.shape[:2], -1))
+            parts.append(by_channel(tape, w, (with_x - mean * total) * scale))
+        if b is not None:
+            parts.append(by_channel(tape, b, total))
         return parts
 
     return tape.watch(y, keep)
@@ -113,3 +158,20 @@ def rms_norm(
 ) -> Tensor:
     """y = gamma * z, z = x / rms(x): the product is an ordinary one."""
     return tape.again(torch.mul, func(x, normalized_shape, None, eps), weight)
+
+
+@rule(torch.prelu, F.prelu)
+def prelu(tape: Tape, func: Any, x: Tensor, weight: Tensor) -> Tensor:
+    """y = max(x, 0) + a min(x, 0), with one a or one for each channel (the second axis): g_a = sum y' min(x, 0)."""
+    tape.check_rows(func, x)
+    if (w := tape.weight(weight)) is None:
+        return func(x, weight)
+
+    def keep(grad: Tensor) -> list[Part]:
+        each = precise(grad) * precise(x.detach()).clamp(max=0)
+        channels = w.value.numel() if x.ndim > 1 else 1
+        inner = x.shape[2:].numel() if channels > 1 else 1
+        by_channel = each.reshape(tape.rows, -1, channels, inner)
+        return [tape.stack(w.name, by_channel.sum((1, 3)).view(-1, *w.value.shape))]
+
+    return tape.watch(func(x, weight), keep)

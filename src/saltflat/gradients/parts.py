@@ -260,6 +260,48 @@ class Tied:
         return combined([linear, table])
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """A tensor made of weights whose first axis is the batch: each unit's gradient is zero outside its own stretch.
+
+    It is a stop on the way back to the parameters, where it is asked for `dense` alone.
+    """
+
+    name: str
+    values: Tensor  # (units, length of a stretch, ...)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def dense(self) -> Tree:
+        units, length = self.values.shape[:2]
+        whole = self.values.new_zeros(units, units, *self.values.shape[1:])
+        own = torch.arange(units, device=whole.device)
+        whole[own, own] = self.values
+        return {self.name: whole.view(units, units * length, *self.values.shape[2:])}
+
+    def square(self) -> Tensor:
+        return square_rows(self.values)
+
+    def dot(self, direction: Tree) -> Tensor:
+        return pair_sum(self.values, direction[self.name].view_as(self.values))
+
+    def weighted(self, weights: Tensor) -> Tree:
+        own = self.values * weights.to(self.values.dtype).view(-1, *[1] * (self.values.ndim - 1))
+        return {self.name: own.flatten(0, 1)}
+
+    def erased(self, dead: Tensor) -> Stretch:
+        return replace(self, values=blank(self.values, dead))
+
+    @property
+    def kind(self) -> Hashable:
+        return Stretch
+
+    def beside(self, other: Stretch) -> Stretch:
+        return replace(self, values=self.values + other.values)
+
+
 def pair_sum(x: Tensor, y: Tensor) -> Tensor:
     """sum_j x_ij y_ij for every unit i, in float32 or better."""
     return torch.linalg.vecdot(lines(precise(x)), lines(precise(y)))

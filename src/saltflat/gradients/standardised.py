@@ -63,7 +63,7 @@ class Standardisation:
     slope: Tensor  # s, per output channel
     clamped: Tensor  # whether 1e-4 stands for n, per output channel
     gain_value: Tensor | None
-    images: int  # rows of the batch to a unit
+    units: int
     sums: Tensor | float = 0.0
     along: Tensor | float = 0.0
 
@@ -100,7 +100,7 @@ class Standardisation:
         return along if self.gain_value is None else along / self.gain_value
 
     def _by_unit(self, rows: Tensor) -> Tensor:
-        return rows.view(-1, self.images, rows.shape[1]).sum(1)
+        return rows.view(self.units, -1, rows.shape[1]).sum(1)
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -184,6 +184,6 @@ def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) ->
         slope=precise(slope),
         clamped=square.flatten() < FLOOR,
         gain_value=gain,
-        images=tape.views,
+        units=tape.rows // tape.views,
     )
     return tape.share(traced, how=how if roots else None)

@@ -7,7 +7,8 @@ While a `Tape` is active it sees each torch function before it runs. Tensors are
 * *data*: everything else; its first axis is the row of the batch.
 
 Data may be *folded*: positions of a row laid out on the first axis, all of one row before those of the next. The tape
-believes that of a tensor only if it saw a reshape of (rows, positions, ...) make it. Where rows were picked by a mask
+believes that of a tensor only if it saw a reshape of (rows, positions, ...) make it. A model may also move the rows to
+another axis, and back (`axes.py`). Where rows were picked by a mask
 or an index (packed tokens, say), whose they are is unknown; such a tensor is *loose*, and may meet no weight.
 
 A function of shared tensors only gives another shared tensor. A function in which a weight meets data
@@ -27,7 +28,18 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from saltflat.errors import ModelError
-from saltflat.gradients.parts import Dense, Part, laid, precise
+from saltflat.gradients.axes import (
+    ALIGNED,
+    LAST_AXES,
+    LOST,
+    MOVING,
+    OWN_AXES,
+    RECURRENT,
+    axes_after,
+    in_front,
+    stays,
+)
+from saltflat.gradients.parts import Dense, Part, Stretch, laid, precise
 from saltflat.tree import Tree
 
 Rule = Callable[..., Any]
@@ -51,6 +63,9 @@ PICKING = {
     *(Tensor.gather, torch.gather, Tensor.take, torch.take, torch.take_along_dim, Tensor.take_along_dim),
     *(Tensor.__getitem__, torch.nonzero, Tensor.nonzero),
 }
+
+
+WATCHED = PICKING | MOVING
 
 
 class _Lift(torch.autograd.Function):
@@ -137,8 +152,16 @@ class Tape(TorchFunctionMode):
             int, Tensor
         ] = {}  # held while the model runs: no other tensor takes over an address
         self._loose: dict[int, Tensor] = {}
+        self._lost: set[int] = set()  # those of them that were lost on another axis, not picked
+        self._axes: dict[int, tuple[Tensor, int]] = {}  # data whose rows are on another axis than the first
         some = next(iter(weights.values()))
         self._anchor = torch.zeros((), device=some.device, requires_grad=True)
+
+    def __exit__(self, *error: Any) -> None:
+        """Let go of what was followed: tensors lead to hooks, and hooks to the tape, a circle that keeps them all."""
+        super().__exit__(*error)
+        for followed in (self._folded, self._loose, self._axes):
+            followed.clear()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -152,16 +175,14 @@ class Tape(TorchFunctionMode):
             result = self._run_and_watch_writes(func, args, kwargs, tensors)
         else:
             self._refuse_loose(func, tensors)
+            if func in OWN_AXES:
+                self._check_own_axis(func, args)
+            elif self._axes and any(id(t) in self._axes for t in tensors):
+                return self._run_in_front(func, args, kwargs, tensors)
             result = RULES.get(func, RULES[None])(self, func, *args, **kwargs)
         if self.rows > self.views:  # of one unit alone everything is its own
-            self._follow(func, args, tensors, result)
+            self._follow(func, args, kwargs, tensors, result)
         return result
-
-    def __exit__(self, *error: Any) -> None:
-        """The model has run. What it made is let go: its graph's hooks hold the tape, and would never be freed."""
-        self._folded.clear()
-        self._loose.clear()
-        super().__exit__(*error)
 
     # What rules use ---------------------------------------------------------------------------------
 
@@ -184,11 +205,7 @@ class Tape(TorchFunctionMode):
     def check_rows(self, func: Any, value: Tensor) -> None:
         """Refuse data that a rule would take for rows, or for positions folded into them, and that is neither."""
         if value.ndim and not self.holds_rows(value):
-            raise ModelError(
-                f"{getattr(func, '__name__', func)} got a tensor of shape {tuple(value.shape)} whose first axis is not "
-                f"the batch ({self.rows} rows); keep the batch on the first axis (batch_first=True), or fold positions "
-                "into it by a reshape of (batch, positions, ...)"
-            )
+            self._refuse_axis(func, value)
 
     def watch(self, output: Tensor, keep: Callable[[Tensor], Iterable[Part]]) -> Tensor:
         """Call ``keep`` with the gradient at ``output`` when it is known, and store the parts it returns."""
@@ -203,6 +220,9 @@ class Tape(TorchFunctionMode):
         The copies share memory. Ordinary automatic differentiation then keeps the rows apart by itself.
         """
         source, value = weight.source, weight.source.value
+        own_or_derived = self.rows == self.views or source.name not in self.roots
+        if own_or_derived and value.ndim == axes and value.shape[:1] != (1,):
+            return self._along_rows(source)
         if value.ndim < axes:
             value = value.view(*[1] * (axes - value.ndim), *value.shape)
         if value.ndim > axes or value.shape[0] != 1:
@@ -214,6 +234,20 @@ class Tape(TorchFunctionMode):
         return self.watch(
             copies, lambda grad: [self.stack(source.name, grad.reshape(-1, *source.value.shape))]
         )
+
+    def _along_rows(self, weight: Weight) -> Tensor:
+        """A weight that forward spread over the batch itself, such as a bias of attention with every row's mask added.
+
+        Each unit sees its own stretch of the first axis. For one unit alone, the whole is its own.
+        """
+        units = self.rows // self.views
+        if len(weight.value) % self.rows and units > 1:
+            raise ModelError(
+                f"a tensor of shape {tuple(weight.value.shape)} that is made of parameters meets data along the batch "
+                "axis; each example must see the parameter in the same way: give it a leading axis of length 1"
+            )
+        by_unit = lambda grad: precise(grad).reshape(units, -1, *grad.shape[1:])
+        return self.watch(weight.value.clone(), lambda grad: [Stretch(weight.name, by_unit(grad))])
 
     def stack(self, name: str, rows: Tensor) -> Dense:
         """Gradients per row -> gradients per unit."""
@@ -258,22 +292,82 @@ class Tape(TorchFunctionMode):
     def _refuse_loose(self, func: Any, tensors: list[Tensor]) -> None:
         for tensor in tensors if self._loose else ():
             if id(tensor) in self._loose:
+                why = (
+                    "its batch was reshaped or reduced on another axis, so it is not known whose the rows are; put the "
+                    "batch on the first axis before that (batch_first=True)"
+                    if id(tensor) in self._lost
+                    else "rows or tokens were picked by a mask or an index, so it is not known whose they are; keep "
+                    "the padding, and give padded positions the loss 0"
+                )
                 raise ModelError(
                     f"{getattr(func, '__name__', func)} got a tensor of shape {tuple(tensor.shape)} whose first axis "
-                    f"is not the batch ({self.rows} rows) any more: rows or tokens were picked by a mask or an index, "
-                    "so it is not known whose they are; keep the padding, and give padded positions the loss 0"
+                    f"is not the batch ({self.rows} rows) any more: {why}"
                 )
 
-    def _follow(self, func: Any, args: Any, tensors: list[Tensor], result: Any) -> None:
+    def _run_in_front(self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]) -> Any:
+        """A weight meets data whose rows are on another axis: they are put in front for as long as it takes."""
+        (axis, *others) = {self._axes[id(t)][1] for t in tensors if id(t) in self._axes}
+        first = func in LAST_AXES and id(args[0]) in self._axes
+        if others or not (first or func in ALIGNED) or (not first and any(True for _ in tensors_in(kwargs))):
+            self._refuse_axis(func, next(t for t in tensors if id(t) in self._axes))
+        return in_front(self.again, func, args, kwargs, axis)
+
+    def _check_own_axis(self, func: Any, args: Any) -> None:
+        """Refuse a recurrent or attention layer that would take the batch for time."""
+        expected = 0 if func in RECURRENT and args[-1] is True else 1
+        apart = self.rows > self.views and args[0].ndim == 3
+        if apart and self._axis(args[0]) not in (expected, None):
+            raise ModelError(
+                f"{func.__name__} got a tensor of shape {tuple(args[0].shape)} and takes its axis {expected} for the "
+                "batch, which is on another, so that examples would be read as time: build the layer with "
+                "batch_first=True, and keep the batch on the first axis"
+            )
+
+    def _refuse_axis(self, func: Any, value: Tensor) -> None:
+        raise ModelError(
+            f"{getattr(func, '__name__', func)} got a tensor of shape {tuple(value.shape)} whose first axis is not "
+            f"the batch ({self.rows} rows); keep the batch on the first axis (batch_first=True), or fold positions "
+            "into it by a reshape of (batch, positions, ...)"
+        )
+
+    def _follow_axes(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
+        """Take note of where the rows are, after a function that moves them or gets them on another axis."""
+        made = list(tensors_in(result))
+        for tensor, axis in zip(
+            made, axes_after(func, args, kwargs, self._axis, self.rows, made), strict=True
+        ):
+            if axis is None or tensor.ndim == 0:
+                continue
+            if axis > 0:
+                self._axes[id(tensor)] = (tensor, axis)
+            elif axis == LOST or len(tensor) % self.rows:
+                self._loose[id(tensor)] = tensor
+                self._lost.add(id(tensor))
+            elif len(tensor) != self.rows:
+                self._folded[id(tensor)] = tensor
+
+    def _axis(self, value: Tensor) -> int | None:
+        """On which axis the rows of a tensor are; None if it is no data, or nobody knows."""
+        if id(value) in self._axes:
+            return self._axes[id(value)][1]
+        known = value.ndim and id(value) not in self._shared and id(value) not in self._loose
+        return 0 if known and self.holds_rows(value) else None
+
+    def _follow(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], result: Any) -> None:
         """Take note of what becomes of the first axis."""
-        plain = isinstance(result, Tensor) and not self._loose and func not in PICKING
+        plain = isinstance(result, Tensor) and not self._loose and not self._axes and func not in WATCHED
         if plain and (result.ndim == 0 or len(result) == self.rows):
             return  # nearly always: it is on every function's way
+        moves = (func in MOVING and not stays(func, args)) or any(id(t) in self._axes for t in tensors)
+        if moves and not any(id(t) in self._loose for t in tensors):
+            return self._follow_axes(func, args, kwargs, result)
         for made in tensors_in(result):
             if made.ndim == 0:
                 continue
             if (func in PICKING and self._picks_rows(func, args, made)) or self._comes_loose(tensors, made):
                 self._loose[id(made)] = made
+                if any(id(t) in self._lost for t in tensors):
+                    self._lost.add(id(made))
             elif len(made) != self.rows and self._is_folded(func, tensors, made):
                 self._folded[id(made)] = made
 
