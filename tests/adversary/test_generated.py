@@ -208,7 +208,7 @@ LOSSES: dict[str, Any] = {
 }
 NETWORKS: dict[str, Any] = {
     "small": small,
-    "dropout": lambda: nn.Sequential(small(), nn.Dropout(0.5)),
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Dropout(0.5), nn.Linear(64, 3)),
     "packed": Packed,
     "stretched": lambda: Stretched(1e-25),
     "stretched the other way": lambda: Stretched(1e21),
