@@ -336,7 +336,7 @@ VALUES = (
         {
             "physical": whole(1, math.inf, 8),
             "checkpoints": maybe(only(sf.Checkpoints("kept"))),
-            "watch": ANY_FUNCTION,
+            "watch": maybe(ANY_FUNCTION),
         },
     ),
     Place(
@@ -523,7 +523,7 @@ def data(count: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
 
 def fitted(**given: Any) -> Any:
     settings = {"epsilon": 2.0, "delta": 1e-3, "batch_size": 12, "epochs": 1, "method": m.DPSGD(), **given}
-    return sf.fit(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), data(), **settings)
+    return sf.fit(nn.Linear(3, 2), nn.CrossEntropyLoss(reduction="none"), data(), quiet=True, **settings)
 
 
 def looped(**given: Any) -> Any:
@@ -540,9 +540,10 @@ def looped(**given: Any) -> Any:
 
 FRONT = {
     "epsilon": EPSILON,
-    "delta": number(1e-12, 1 / 12, 1e-3),
-    "batch_size": whole(1, 12, 6, 12),
-    "epochs": number(0, 1e3, 0.5, 2, above=True),
+    "delta": maybe(number(1e-12, 1 / 12, 1e-3)),
+    "noise_multiplier": only(None),  # an epsilon is there already
+    "batch_size": maybe(whole(1, 12, 6, 12)),
+    "epochs": maybe(number(0, 1e3, 0.5, 2, above=True)),
     "clip_norm": CLIP,
     "method": METHOD,
     "size": maybe(whole(12, 10**4, 12, 24)),
@@ -551,6 +552,8 @@ FRONT = {
     "plan": only(None),
     "safeguards": only(None),
     "running": only(None),
+    "private": only(True, False),
+    "workers": only(0),  # the rows are in memory
 }
 RUNS = (
     Place("fit", fitted, {**FRONT, "optimizer": OPTIMIZER}, {"views": "view"}, weight=3),

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 from reference import Tree
 from torch import Tensor, nn
@@ -305,6 +305,9 @@ def test_no_unit_with_a_twist_moves_a_sum_by_more_than_its_bound(attack: Twist) 
 
 @settings(max_examples=100, phases=SHRUNK)
 @given(attacks())
+@example(
+    Attack("standardised", torch.bfloat16, "automatic", "DP-SAM", 1, 2, 0, "remove", 1e4)
+)  # it once found this
 def test_no_unit_moves_a_sum_by_more_than_its_bound(attack: Attack) -> None:
     survives(attack)
 

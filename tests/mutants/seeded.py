@@ -122,7 +122,7 @@ UNITS_APART = (
         "tensors-on-the-side",
         "only buffers and parameters are compared, not what a module holds besides",
         HOSTILE + "test_a_tensor_on_the_side",
-        (CHECK, "for k, leaf in vars(module).items() if", "for k, leaf in () if"),
+        (CHECK, "for k, leaf in held_by(module) if", "for k, leaf in () if"),
         hole=4,
     ),
     mutant(
@@ -236,8 +236,8 @@ NUMBERS = (
         STEP + "test_answer_is_the_clipped_sum[0.5]",
         (
             PARTS,
-            "    def square(self) -> Tensor:\n        return square_rows(self.values)\n",
-            "    def square(self) -> Tensor:\n        return 0 * square_rows(self.values)\n",
+            "(self.name,)\n\n    def square(self) -> Tensor:\n        return square_rows(self.values)\n",
+            "(self.name,)\n\n    def square(self) -> Tensor:\n        return 0 * square_rows(self.values)\n",
         ),
     ),
     mutant(

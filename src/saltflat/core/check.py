@@ -41,8 +41,6 @@ def check_model(model: nn.Module) -> None:
     Traceback (most recent call last):
     saltflat.errors.ModelError: layer '1' is a BatchNorm1d: ...
     """
-    if not isinstance(model, nn.Module):
-        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
     check_whole(model)
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
@@ -57,6 +55,8 @@ def check_whole(model: nn.Module) -> None:
     Traceback (most recent call last):
     saltflat.errors.ModelError: the model is wrapped in DataParallel: ...
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"the model is an nn.Module; got a {type(model).__name__}")
     for module in model.modules():
         if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
             raise ModelError(
@@ -381,8 +381,9 @@ def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Buffers, frozen parameters, and tensors that a module holds besides."""
     yield from model.named_buffers()
     yield from ((name, p) for name, p in model.named_parameters() if not p.requires_grad)
+    trained = {id(p) for p in model.parameters() if p.requires_grad}  # some modules keep a list of them
     for name, module in model.named_modules():
-        yield from ((f"{name}.{k}", leaf) for k, leaf in held_by(module))
+        yield from ((f"{name}.{k}", leaf) for k, leaf in held_by(module) if id(leaf) not in trained)
 
 
 def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -390,6 +391,8 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for key, value in vars(module).items():
         if isinstance(value, Tensor):
             yield key, value
+        elif key == "_flat_weights" and isinstance(module, nn.RNNBase):
+            continue  # the weights that a recurrent layer was last run with
         elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
             items = value.items() if isinstance(value, dict) else enumerate(value)
             yield from ((f"{key}.{k}", leaf) for k, leaf in items if isinstance(leaf, Tensor))

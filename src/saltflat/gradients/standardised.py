@@ -90,10 +90,9 @@ class Standardisation:
         off = gain is not None and bool(
             (gain.abs() < _FAINT * (1 + (0 if bias is None else bias.abs()))).any()
         )
-        if (
-            y is None or off
-        ):  # spoilt by an in-place activation, or it says too little of a channel nearly off
-            return torch.linalg.vecdot(flat, precise(geometry.forward(x, self.unit.to(x.dtype))).flatten(2))
+        narrow = x.dtype != self.unit.dtype  # an output in half precision knows <u, G> to three digits
+        if y is None or off or narrow:  # or spoilt by an in-place activation, or of a channel nearly off
+            return torch.linalg.vecdot(flat, geometry.forward(precise(x), self.unit).flatten(2))
         along = torch.linalg.vecdot(flat, precise(y).flatten(2))
         if bias is not None:
             along = along - flat.sum(2) * bias
@@ -173,15 +172,15 @@ def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) ->
     with torch.enable_grad():
         traced = func(tape.traced(weight), tape.traced(gain))
     w, g = tape.weight(weight), tape.weight(gain)
-    centred, square = _centred(weight)
+    centred, square = _centred(precise(weight))  # the norm below is that of a u of mean 0 and length 1
     root = square.clamp(min=FLOOR).sqrt()
-    slope = (1 / root).flatten() if gain is None else gain / root.flatten()
+    slope = (1 / root).flatten() if gain is None else precise(gain) / root.flatten()
     roots = all(x is None or x.name in tape.roots for x in (w, g))
     how = Standardisation(
         weight=w.name if w else None,
         gain=g.name if g else None,
-        unit=precise(centred / root),
-        slope=precise(slope),
+        unit=centred / root,
+        slope=slope,
         clamped=square.flatten() < FLOOR,
         gain_value=gain,
         units=tape.rows // tape.views,
