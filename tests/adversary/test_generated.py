@@ -164,6 +164,11 @@ def test_most_attacks_are_not_merely_refused() -> None:
             assert attack.moved() <= 1 + 1e-6
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e12])
+def test_a_standardised_convolution_in_a_narrow_type(scale: float) -> None:
+    survives(Attack("standardised", torch.bfloat16, "automatic", "DP-SGD", 1, 2, 0, "remove", scale))
+
+
 class TestMutants:
     """The suite finds these by itself, whatever case it is given among these few."""
 

@@ -176,7 +176,8 @@ def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) ->
     centred, square = _centred(weight)
     root = square.clamp(min=FLOOR).sqrt()
     slope = (1 / root).flatten() if gain is None else gain / root.flatten()
-    roots = all(x is None or x.name in tape.roots for x in (w, g))
+    # The output of a narrow type is too rough to tell a norm: one that is a thousandth short is clipped too little.
+    roots = precise(weight).dtype == weight.dtype and all(x is None or x.name in tape.roots for x in (w, g))
     how = Standardisation(
         weight=w.name if w else None,
         gain=g.name if g else None,
