@@ -219,6 +219,23 @@ def test_a_tensor_on_the_side() -> None:
         train(Remembering(), CRITERION, narrow())
 
 
+class RememberingInside(nn.Module):
+    """The same, in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen = plain(), {"mean": torch.zeros(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["mean"] = x.detach().mean(0)
+        return self.inner(x)
+
+
+def test_a_tensor_on_the_side_in_a_dictionary() -> None:
+    with pytest.raises(ModelError, match=r"'.*seen.mean' changes when the model sees data"):
+        train(RememberingInside(), CRITERION, narrow())
+
+
 class Apart(nn.Module):
     """Mixes only where rows draw different numbers."""
 

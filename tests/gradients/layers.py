@@ -93,7 +93,7 @@ class Bare(nn.Module):
         x = x + self.position[:, : x.shape[1]] + self.table(torch.arange(x.shape[1]))
         x = torch.tanh(x * self.scale)
         x = x @ (self.matrix * self.mask)
-        return self.out(x[:, 0]) * self.temperature + x.mean()[None] * 0
+        return self.out(x[:, 0]) * self.temperature + x.mean((1, 2))[:, None] * 0
 
 
 class Attention(nn.Module):

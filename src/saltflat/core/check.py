@@ -379,7 +379,12 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield key, value
         elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"{key}.{k}", leaf) for k, leaf in items if isinstance(leaf, Tensor))
+            yield from ((f"{key}.{k}", leaf) for k, leaf in items if _is_plain(leaf))
+
+
+def _is_plain(leaf: object) -> bool:
+    """A tensor that is no parameter: recurrent layers keep a list of those."""
+    return isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
 
 
 _TORCHS_OWN = frozenset(vars(nn.Module()))  # where parameters, buffers, layers and hooks are kept
