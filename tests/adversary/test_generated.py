@@ -339,6 +339,11 @@ def test_honest_twists_are_not_merely_refused() -> None:
         Twist(network, "its own", 1, False, torch.float32, 0.5, 5, 6, 2).moved()
 
 
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e12])
+def test_a_standardised_convolution_in_a_narrow_type(scale: float) -> None:
+    survives(Attack("standardised", torch.bfloat16, "automatic", "DP-SGD", 1, 2, 0, "remove", scale))
+
+
 class TestMutants:
     """The suite finds these by itself, whatever case it is given among these few."""
 

@@ -82,6 +82,21 @@ def test_losses_that_mix_units(loss: Loss) -> None:
         train(plain(), loss, narrow())
 
 
+@pytest.mark.parametrize(
+    "clean",
+    [lambda x: x, lambda x: x.clamp(-5, 5), lambda x: torch.nan_to_num(x, nan=0.0)],
+    ids=["as it is", "infinity cleared", "NaN cleared"],
+)
+def test_losses_that_mix_units_through_what_is_no_number(clean: Any) -> None:
+    """0 times a mean is nothing, until one unit is NaN: then all others are left out together with it."""
+
+    def spreading(predict: Any, batch: Any) -> Tensor:
+        return CRITERION(predict(batch[0] + 0 * clean(batch[0]).mean()), batch[1])
+
+    with pytest.raises(ModelError, match="mixes the batch"):
+        train(plain(), spreading, narrow())
+
+
 @pytest.mark.parametrize("first", [float("nan"), "labels"])
 def test_bad_first_rows_do_not_make_the_check_empty(first: Any) -> None:
     x, y = narrow()
@@ -262,6 +277,23 @@ class Remembering(nn.Module):
 def test_a_tensor_on_the_side() -> None:
     with pytest.raises(ModelError, match=r"'.*seen' changes when the model sees data"):
         train(Remembering(), CRITERION, narrow())
+
+
+class RememberingInside(nn.Module):
+    """The same, in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.seen = plain(), {"mean": torch.zeros(4)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen["mean"] = x.detach().mean(0)
+        return self.inner(x)
+
+
+def test_a_tensor_on_the_side_in_a_dictionary() -> None:
+    with pytest.raises(ModelError, match=r"'.*seen.mean' changes when the model sees data"):
+        train(RememberingInside(), CRITERION, narrow())
 
 
 class Apart(nn.Module):

@@ -93,7 +93,7 @@ class Bare(nn.Module):
         x = x + self.position[:, : x.shape[1]] + self.table(torch.arange(x.shape[1]))
         x = torch.tanh(x * self.scale)
         x = x @ (self.matrix * self.mask)
-        return self.out(x[:, 0]) * self.temperature + x.mean()[None] * 0
+        return self.out(x[:, 0]) * self.temperature + x.mean((1, 2))[:, None] * 0
 
 
 class Attention(nn.Module):
@@ -321,6 +321,26 @@ class SequenceFirst(nn.Module):
         by_time = torch.stack([torch.tanh(step) for step in x])
         late, middle = self.out(by_time)[-1], self.out(by_time.mean(0))
         return late + middle + self.out(by_time.transpose(0, 1).reshape(x.shape[1], -1, x.shape[2])).sum(1)
+
+
+class Spread(nn.Module):
+    """Rows get behind time by broadcasting, by writing and by spreading, and are brought back by a transpose."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.third, self.out = nn.Linear(4, 4), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        times = torch.linspace(-1, 1, 4, dtype=x.dtype).view(4, 1, 1)
+        spread = x + times
+        states = torch.zeros(4, len(x), 4, dtype=x.dtype)
+        for time in range(4):
+            states[time] = torch.tanh(self.first(x) * (1 + time))
+        again = torch.tanh(x.expand(4, -1, -1) * times)
+        z = torch.tanh(self.second(spread.transpose(0, 1))) + self.third(torch.tanh(states).transpose(0, 1))
+        z = z + torch.tanh(self.third(again)).permute(1, 0, 2) + self.second(spread).transpose(0, 1)
+        return self.out(z.mean(1))
 
 
 class Heads(nn.Module):
@@ -553,6 +573,7 @@ FAMILIES: dict[str, Family] = {
     "sequence first, lstm": Family(lambda: SequenceFirst(lambda: nn.LSTM(4, 4, num_layers=2)), (4, 4)),
     "sequence first, gru": Family(lambda: SequenceFirst(lambda: nn.GRU(4, 4)), (3, 4)),
     "sequence first, rnn": Family(lambda: SequenceFirst(lambda: nn.RNN(4, 4)), (4, 4)),
+    "sequence first, spread": Family(Spread, (4,)),
     "sequence first, heads": Family(Heads, (4, 4)),
     "windows": Family(lambda: Windows(fused=False), (8, 4)),
     "windows, fused": Family(lambda: Windows(fused=True), (8, 4)),

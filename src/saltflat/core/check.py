@@ -395,7 +395,12 @@ def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             continue  # the weights that a recurrent layer was last run with
         elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
             items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"{key}.{k}", leaf) for k, leaf in items if isinstance(leaf, Tensor))
+            yield from ((f"{key}.{k}", leaf) for k, leaf in items if _is_plain(leaf))
+
+
+def _is_plain(leaf: object) -> bool:
+    """A tensor that is no parameter: recurrent layers keep a list of those."""
+    return isinstance(leaf, Tensor) and not isinstance(leaf, nn.Parameter)
 
 
 _TORCHS_OWN = frozenset(vars(nn.Module()))  # where parameters, buffers, layers and hooks are kept
@@ -607,8 +612,9 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
         half, largest = trial.units // 2, int(torch.nan_to_num(whole[:, 0]).argmax())
-        companies = [[u for u in everyone if u != gone] for gone in {half, largest}]
+        companies = [[u for u in everyone if u != half]]
         companies += [everyone[:half], everyone[half:], everyone[:1], everyone[-1:]]
+        _check_spoilt(trial, whole, largest, looks)
     for company in companies:
         if len(company) > (1 if trial.by_chance else 0):
             here, there = _signature(trial.chunk(company), looks), whole[company]
@@ -617,6 +623,31 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
             if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
                 again = _signature(trial.chunk(everyone), looks)
                 raise ModelError(_DRAWN if _distance(whole, again) > trial.tolerance else _MIXED)
+
+
+def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree]) -> None:
+    """A unit whose numbers are none leaves the others as they are: 0 times a mean over the batch does not.
+
+    Such a unit adds nothing itself; but if it made the others' gradients NaN, these would be left out as well.
+    """
+    rows = torch.arange(trial.units * trial.contribution.rows_per_unit) // trial.contribution.rows_per_unit
+    mine = rows == unit
+
+    def spoilt(leaf: Tensor) -> Tensor:
+        if not leaf.is_floating_point():
+            return leaf
+        wrong = torch.full_like(leaf, math.nan).flatten()
+        wrong[1::2] = math.inf  # some models clear the one and not the other
+        return torch.where(mine.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1)), wrong.view_as(leaf), leaf)
+
+    others = [u for u in range(trial.units) if u != unit]
+    try:
+        here = _signature(replace(trial, batch=mapped(spoilt, trial.batch)).together, looks)[others]
+    except Exception:  # a unit that makes the loss fail is left out by itself
+        return
+    gap = _distance(whole[others], here)
+    if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
+        raise ModelError(_MIXED)
 
 
 def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:

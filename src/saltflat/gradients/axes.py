@@ -40,6 +40,7 @@ LAST_AXES = {  # of the first argument: the others are weights
     *(F.linear, F.layer_norm, F.rms_norm, F.embedding, torch.matmul, Tensor.matmul, Tensor.__matmul__),
 }
 ALIGNED: set[Any] = set()  # functions whose arguments are broadcast against each other
+SPREADING = {Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.broadcast_to, Tensor.broadcast_to}
 LOST = -1
 
 
@@ -68,6 +69,8 @@ def axes_after(
 
     ``axis_of`` says where an argument's rows are: None for whatever is no data, or is unknown.
     """
+    if func in RECURRENT and made[0].ndim != 3:  # a packed sequence
+        return [LOST] * len(made)
     if func in RECURRENT:  # output, then states: (layers, rows, width)
         batch_first = bool(args[-1]) if args else False
         return [0 if batch_first else 1, *[1] * (len(made) - 1)]
@@ -82,9 +85,36 @@ def axes_after(
         return _viewed(func, args, kwargs, source, axis, rows, made)
     if func in RESHAPES:
         return [_reshaped(source, axis, rows, made[0])]
+    if raises(func, source.ndim, made[0]):  # new axes come first
+        place = made[0].ndim - source.ndim + axis
+        return [place if made[0].shape[place] == source.shape[axis] else LOST]
     if func is torch.einsum:
         return [_by_letter(args, axis_of, made[0])]
     return [_elsewhere(args, kwargs, source, axis, rows, each) for each in made]
+
+
+def raises(func: Any, ndim: int, made: Any) -> bool:
+    """Whether a function spread data of ``ndim`` axes over more of them: (rows, width) + (time, 1, width)."""
+    return isinstance(made, Tensor) and made.ndim > ndim and (func in ALIGNED or func in SPREADING)
+
+
+def axis_written(index: Any, value: Tensor, axis: int, whole: Tensor) -> int | None:
+    """The rows' axis of a tensor, if ``whole[index] = value`` writes data there whose rows are on ``axis``."""
+    if any(isinstance(part, Tensor | list) for part in (index if isinstance(index, tuple) else (index,))):
+        return None
+    for place, length in enumerate(whole.shape):
+        if length == value.shape[axis]:
+            found = _probe(whole, place)[index]
+            aligned = found.ndim - value.ndim + axis
+            if 0 <= aligned < found.ndim and found.stride(aligned) and found.shape[aligned] == length:
+                return place
+    return None
+
+
+def _probe(like: Tensor, axis: int) -> Tensor:
+    """A tensor of the same shape that has a stride along one axis alone; it takes no memory to speak of."""
+    length = like.shape[axis]
+    return torch.empty(length).view(*[1] * axis, length, *[1] * (like.ndim - axis - 1)).expand(like.shape)
 
 
 def _leading(
@@ -120,10 +150,7 @@ def _viewed(
     """Run the same view of a probe of the same shape that has a stride along the rows alone."""
     if any(isinstance(part, Tensor | list) for part in _index(func, args)):
         return [_elsewhere((), {}, source, axis, rows, each) for each in made]
-    length = source.shape[axis]
-    probe = (
-        torch.empty(length).view(*[1] * axis, length, *[1] * (source.ndim - axis - 1)).expand(source.shape)
-    )
+    length, probe = source.shape[axis], _probe(source, axis)
     seen = func(probe, *args[1:], **{k: v for k, v in kwargs.items() if k != "input"})
     seen = [seen] if isinstance(seen, Tensor) else list(seen)
     found: list[int | None] = []

@@ -35,8 +35,11 @@ from saltflat.gradients.axes import (
     MOVING,
     OWN_AXES,
     RECURRENT,
+    SPREADING,
     axes_after,
+    axis_written,
     in_front,
+    raises,
     stays,
 )
 from saltflat.gradients.parts import Dense, Part, Stretch, laid, precise
@@ -333,9 +336,8 @@ class Tape(TorchFunctionMode):
     def _follow_axes(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Take note of where the rows are, after a function that moves them or gets them on another axis."""
         made = list(tensors_in(result))
-        for tensor, axis in zip(
-            made, axes_after(func, args, kwargs, self._axis, self.rows, made), strict=True
-        ):
+        axes = axes_after(func, args, kwargs, self._axis, self.rows, made) if made else []
+        for tensor, axis in zip(made, axes, strict=True):
             if axis is None or tensor.ndim == 0:
                 continue
             if axis > 0:
@@ -356,9 +358,13 @@ class Tape(TorchFunctionMode):
     def _follow(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], result: Any) -> None:
         """Take note of what becomes of the first axis."""
         plain = isinstance(result, Tensor) and not self._loose and not self._axes and func not in WATCHED
-        if plain and (result.ndim == 0 or len(result) == self.rows):
+        if plain and (result.ndim == 0 or (len(result) == self.rows and self.rows not in result.shape[1:])):
             return  # nearly always: it is on every function's way
         moves = (func in MOVING and not stays(func, args)) or any(id(t) in self._axes for t in tensors)
+        if not moves and (func in ALIGNED or func in SPREADING):
+            moves = raises(
+                func, max((t.ndim for t in tensors if id(t) not in self._shared), default=0), result
+            )
         if moves and not any(id(t) in self._loose for t in tensors):
             return self._follow_axes(func, args, kwargs, result)
         for made in tensors_in(result):
@@ -418,7 +424,19 @@ class Tape(TorchFunctionMode):
         for tensor, version in before:
             if tensor._version != version:
                 del self._shared[id(tensor)]
+                self._follow_write(func, args, tensor)
         return result
+
+    def _follow_write(self, func: Any, args: Any, whole: Tensor) -> None:
+        """``states[time] = state``, into a tensor that forward made: the rows may be on another axis than the first."""
+        value = args[2] if func is Tensor.__setitem__ and self.rows > self.views else None
+        axis = self._axis(value) if isinstance(value, Tensor) else None
+        if (
+            isinstance(value, Tensor)
+            and axis is not None
+            and (place := axis_written(args[1], value, axis, whole))
+        ):
+            self._axes[id(whole)] = (whole, place)
 
     def _derive(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if not any(id(t) in self._weights for t in tensors):
