@@ -48,6 +48,37 @@ def test_epsilon_as_json(run) -> None:
     assert {"delta", "unit", "adjacency", "sampling"} <= set(facts)
 
 
+def test_size_batch_and_epochs_say_rate_and_steps(run) -> None:
+    by_rate = run("budget epsilon --rate 0.005 --noise 1.1 --steps 2000 --delta 1e-6 --json")
+    by_size = run("budget epsilon --size 50000 --batch 250 --epochs 10 --noise 1.1 --delta 1e-6 --json")
+    assert by_size.code == 0
+    assert json.loads(by_size.out) == json.loads(by_rate.out)
+    noise = json.loads(
+        run("budget noise --epsilon 2 --delta 1e-6 --size 50000 --batch 250 --epochs 10 --json").out
+    )
+    assert noise["steps"] == [2000]
+    plan = run("budget plan --epsilon 2 --delta 1e-6 --size 50000 --batch 250 --noise 1.1")
+    assert plan.code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--size 100 --noise 1 --steps 5", "--size and --batch"),
+        ("--rate 0.1 --size 100 --batch 10 --noise 1 --steps 5", "not both"),
+        ("--size 100 --batch 101 --noise 1 --steps 5", "at most --size"),
+        ("--size 100 --batch nan --noise 1 --steps 5", "at most --size"),
+        ("--size 0 --batch 1 --noise 1 --steps 5", "at most --size"),
+        ("--size 100 --batch 10 --epochs 2 --noise 1 --steps 5", "give one of them"),
+        ("--size 100 --batch 10 --epochs inf --noise 1", "finite"),
+    ],
+)
+def test_sizes_that_say_nothing_are_refused(run, line: str, says: str) -> None:
+    ran = run(f"budget epsilon --delta 1e-3 {line}")
+    assert (ran.code, ran.err.count("\n")) == (2, 1)
+    assert says in ran.err
+
+
 def test_epsilon_of_phases(run) -> None:
     phases = "--phase 250:1.537 --phase 500:13.99"
     facts = json.loads(run(f"budget epsilon --rate 0.04 --delta 1e-5 {phases} --json").out)

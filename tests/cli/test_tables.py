@@ -100,6 +100,9 @@ def test_numbers_are_targets_too(here: Path, capsys: pytest.CaptureFixture[str])
     code, out, err = run(capsys, "train", *words, *LAST[:-1], "two")
     assert code == 0, err
     assert "test error" in out
+    code, out, err = run(capsys, "landscape", "one")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "its target is a number" in err
 
 
 def test_without_test_rows_nothing_is_scored(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +110,9 @@ def test_without_test_rows_nothing_is_scored(here: Path, capsys: pytest.CaptureF
     code, out, err = run(capsys, "train", *words, *LAST)
     assert code == 0, err
     assert "no test examples, so no accuracy was taken" in out
+    code, _, err = run(capsys, "landscape", "one")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "has no test examples to look at" in err
     assert json.loads((here / "one" / "metrics.jsonl").read_text().splitlines()[-1])["accuracy"] is None
 
 

@@ -22,6 +22,7 @@ from torch import nn
 import saltflat as sf
 from saltflat import audit
 from saltflat.core.ask import Ask
+from saltflat.core.check import Trial
 from saltflat.core.contribution import Private, Without, chunks_of
 from saltflat.core.mechanism import Bounded, clipped_sum
 from saltflat.core.sampling import OnDevice
@@ -82,6 +83,8 @@ def holders() -> Iterator[Any]:
     yield Ask(sampled(), None)  # type: ignore[arg-type]
     bounded = clipped_sum(contribution_chunks(), 1.0, params)
     yield bounded
+    yield next(contribution_chunks())
+    yield Trial(contribution(), params, (x[:3], y[:3]), 3, 1e-6)
     yield Without(next(contribution_chunks()), torch.ones(3, dtype=torch.bool))  # type: ignore[arg-type]
     yield start(plan(phase()), {name: torch.full((2,), INPUT) for name in ("a", "b")})
     yield Progress(1, 0, {"w": x[:2]}, {"w": x[:2]}, 5, model(), Spent(plan(), secret=True), 1e-5)

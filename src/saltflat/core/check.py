@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -203,26 +203,27 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     own = _own_rows(contribution, params, take, count)
     trials = [trial for trial in (_made_up_trial(contribution, params, own), own) if trial is not None]
     for trial in trials:
-        _tried(trial)
+        _tried(trial, quiet=trial is own)
         held.check(contribution.model)
         if trial.is_telling:
             break
     return LookAgain(contribution, held, {modes_of(contribution.model)})
 
 
-def _tried(trial: Trial) -> None:
+def _tried(trial: Trial, *, quiet: bool) -> None:
+    """``quiet``: on private rows, whose values an error of the model's own may hold."""
     try:
         _check_connected(trial)
         _check_apart(trial)
         _check_gradients(trial)
     except ModelError:
         raise
-    except Exception as error:  # its own words may hold values of the data
+    except Exception as error:
         raise ModelError(
             f"the loss runs, and its per-example gradients fail with a {type(error).__name__}: forward or backward "
             "does something that cannot be followed example by example (activation checkpointing, a compiled or "
             "quantised part, a custom function); take that part out, or freeze it"
-        ) from error
+        ) from (None if quiet else error)
 
 
 @dataclass(frozen=True)
@@ -230,8 +231,8 @@ class Trial:
     """A model without chance, a point, and units that its loss takes."""
 
     contribution: Differentiable
-    params: Tree
-    batch: Batch
+    params: Tree = field(repr=False)
+    batch: Batch = field(repr=False)
     units: int
     tolerance: float
     by_chance: bool = False  # views are drawn, so that a unit's depend on who else is in the batch

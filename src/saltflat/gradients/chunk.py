@@ -7,7 +7,7 @@ parts that the tape kept (Bu et al., "Differentially Private Optimization on Lar
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ class Kept:
     """The gradients of ``units`` units, as parts that together cover every parameter in ``like`` once."""
 
     units: int
-    parts: Sequence[Part]
-    like: Tree
+    parts: Sequence[Part] = field(repr=False)  # inputs and gradients of single units
+    like: Tree = field(repr=False)
 
     @property
     def device(self) -> torch.device:
