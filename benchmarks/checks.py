@@ -113,7 +113,7 @@ def main(words: Sequence[str] | None = None) -> None:
     costs = [
         cost(name, 3 if given.quick else 7) for name in given.models or (QUICK if given.quick else CASES)
     ]
-    console.print(table(costs))
+    Console(width=max(console.width, 110)).print(table(costs))
     worst = max(costs, key=lambda each: each.share)
     verdict = "met" if worst.share <= MOST else "not met"
     console.print(

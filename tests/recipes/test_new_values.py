@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ class Sideways:
 
 
 def tall_net(height: int, *widths: int, names: list[str] | None = None) -> nn.Module:
-    return nn.Linear(height, sum(widths))
+    layers = (nn.Linear(before, width) for before, width in itertools.pairwise((64, height, *widths, 10)))
+    return nn.Sequential(nn.Flatten(), *layers)
 
 
 def recipe(text: str) -> Recipe:
@@ -72,7 +74,7 @@ def test_they_are_read_planned_and_written() -> None:
     made = Sideways(DPSGD(), SAT(1.0), turns=(3, 4), by=Cosine(1.0, 0.0, steps=4))
     assert found.phase[0].method == made
     assert plan_of(found, 1437).phases[0].method == made
-    assert network_of(found).out_features == 3
+    assert [layer.out_features for layer in list(network_of(found))[1:]] == [3, 1, 2, 10]
     assert recipe(found.as_toml()) == found
 
 

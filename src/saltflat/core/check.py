@@ -622,8 +622,13 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
             stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
             gap = _distance(there[stayed], here[stayed])
             if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
-                again = _signature(trial.chunk(everyone), looks)
-                raise ModelError(_DRAWN if _distance(whole, again) > trial.tolerance else _MIXED)
+                raise ModelError(_why_not_apart(trial, whole, looks))
+
+
+def _why_not_apart(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> str:
+    """Draws that nobody can still, if the same units are not themselves a second time; else units that mix."""
+    again = _signature(trial.chunk(range(trial.units)), looks)
+    return _DRAWN if _distance(whole, again) > trial.tolerance else _MIXED
 
 
 def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree]) -> None:
@@ -648,7 +653,7 @@ def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree])
         return
     gap = _distance(whole[others], here)
     if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
-        raise ModelError(_MIXED)
+        raise ModelError(_why_not_apart(trial, whole, looks))
 
 
 def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:
