@@ -37,7 +37,7 @@ test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m 'not slow'
 
-test-slow: $(MODELS) ## the long suites, with the models of timm, transformers and peft
+test-slow: $(MODELS) $(PEERS) ## the long suites, with models of timm, transformers and peft, and beside other libraries
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m slow
 
 mutants: $(STAMP) ## seed privacy bugs one by one: each must be killed by the test that it names (ARGS=--clean 20: no bug)
