@@ -3,8 +3,8 @@
 python benchmarks/checks.py --quick
 python benchmarks/checks.py --models lstm small-vit
 
-A look comes once in so many steps (`LOOK_EVERY`, with whole steps as physical batches), the trial once in a run; what
-both add to a run of 1,000 steps is the last column.
+A look comes at the first and the last step and once in so many others (`LOOK_EVERY`, with whole steps as physical
+batches), the trial once in a run; what all of it adds to a run of 1,000 steps is the last column.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Cost:
     @property
     def share(self) -> float:
         """What all of it adds to a run, as a share of the steps' own time."""
-        return (self.look / LOOK_EVERY + self.ask) / self.step + self.trial / (STEPS * self.step)
+        looks = 2 + STEPS // LOOK_EVERY
+        return (looks * self.look + STEPS * self.ask + self.trial) / (STEPS * self.step)
 
 
 def seconds(job: Callable[[], object]) -> float:

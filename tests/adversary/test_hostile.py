@@ -232,6 +232,41 @@ def test_a_layer_that_wakes_up_after_the_check(layer: type) -> None:
         private.step(next(batches))
 
 
+class Crowded(nn.Module):
+    """Mixes in a batch that is larger than any that is made up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = plain()
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.over(x)
+        return scores + scores.mean(0) if len(x) > 30 else scores
+
+
+class Patient(Crowded):
+    """Mixes after so many calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 60
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.left -= 1
+        scores = self.over(x)
+        return scores + scores.mean(0) if self.left < 0 else scores
+
+
+@pytest.mark.parametrize("layer", [Crowded, Patient])
+def test_a_model_that_mixes_where_nobody_was_expected_to_look(layer: type) -> None:
+    """The first step and the last are looked at as they are."""
+    x, y = narrow()
+    many = x.repeat(4, 1), y.repeat(4)
+    whole = plan(phase(steps=60), rate=1.0, size=len(many[0]))
+    with pytest.raises(ModelError, match="mixes the batch"):
+        sf.fit(layer(), CRITERION, many, plan=whole, delta=1e-5, quiet=True)
+
+
 @pytest.mark.parametrize("layer", [OwnNorm, Stateless])
 def test_a_layer_that_a_callback_wakes_up_sleeps_on(layer: type) -> None:
     """`train` and `fit` put the modes back after a callback: every step is taken in the mode that was tried."""

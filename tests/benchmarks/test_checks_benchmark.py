@@ -16,7 +16,8 @@ from saltflat.core.step import LOOK_EVERY
 
 
 def test_the_share_is_of_the_steps_own_time() -> None:
-    assert Cost("m", step=1, look=LOOK_EVERY / 100, ask=0, trial=0).share == pytest.approx(0.01)
+    looks = 2 + benchmark.STEPS // LOOK_EVERY
+    assert Cost("m", step=1, look=10 / looks, ask=0, trial=0).share == pytest.approx(0.01)
     assert Cost("m", step=2, look=0, ask=0.02, trial=0).share == pytest.approx(0.01)
     assert Cost("m", step=1, look=0, ask=0, trial=10).share == pytest.approx(0.01)
 
@@ -24,5 +25,5 @@ def test_the_share_is_of_the_steps_own_time() -> None:
 def test_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
     benchmark.main(["--models", "mlp", "--quick", "--threads", "1"])
     out = capsys.readouterr().out
-    for text in ("a step", "once in 400", "target 1%"):
+    for text in ("a step", f"once in {LOOK_EVERY}", "target 1%"):
         assert text in out

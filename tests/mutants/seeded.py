@@ -119,6 +119,13 @@ UNITS_APART = (
         hole=4,
     ),
     mutant(
+        "no-look-at-the-first-step",
+        "neither the first step nor the last is looked at, so that a model may mix in large batches, or in the end",
+        HOSTILE + "test_a_model_that_mixes_where_nobody_was_expected_to_look[Crowded]",
+        ("core/step.py", "at.step in (1, plan.steps) or ", ""),
+        hole=4,
+    ),
+    mutant(
         "finite-rows-only",
         "units are tried on finite rows only, so that NaN may spread over the batch",
         HOSTILE + "test_losses_that_mix_units_through_what_is_no_number[as it is]",

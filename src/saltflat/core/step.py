@@ -23,7 +23,9 @@ from saltflat.errors import ModelError, SaltflatError, SettingError
 from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.tree import Tree
 
-LOOK_EVERY = 400  # steps' worth of units between two looks of the spot check, which costs about two steps
+LOOK_EVERY = (
+    600  # steps' worth of units between two looks of the spot check, which costs little more than one
+)
 
 
 class Meter(Protocol):
@@ -163,9 +165,12 @@ def advance(plan: Plan, at: Position, ask: Ask) -> Position:
 def look_again(
     plan: Plan, at: Position, drawn: Sequence[Indices], private: Private, *, spot: Spot, physical: int
 ) -> None:
-    """Let the spot check see a physical batch: so seldom that it takes half a percent, and whenever it asks to."""
+    """Let the spot check see a physical batch: of the first step, of the last, now and then, and whenever it asks to.
+
+    The first is looked at because the trial before it had few rows: a model may mix in large batches only.
+    """
     few = min(physical, plan.expected_units)
-    due = at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
+    due = at.step in (1, plan.steps) or at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
     if (due or spot.changed()) and len(drawn[-1]):
         _look(spot, at.params, private, private.taken(drawn[-1][: max(2, int(few))]))
 
