@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import vision
 
 import saltflat as sf
 
@@ -62,6 +63,10 @@ class TestOpacus:
 
 @pytest.mark.slow
 class TestOthers:
+    @pytest.fixture(autouse=True)
+    def _importable(self) -> None:
+        vision.make_importable()
+
     def test_hugging_face(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("transformers", reason="transformers is not installed")
         first, second = blocks("hugging_face.md")
