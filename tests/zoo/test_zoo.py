@@ -94,6 +94,17 @@ def test_it_is_exact_on_the_fast_path_and_trains(case: Model, monkeypatch: pytes
     total = torch.cat([leaf.flatten() for leaf in chunk.weighted_sum(weights).values()])
     torch.testing.assert_close(chunk.norms(), alone.norm(dim=1), rtol=1e-8, atol=0)
     assert float((total - weights @ alone).norm() / (weights @ alone).norm()) < 1e-8
+    for rows in (
+        2,
+        6,
+        8,
+        16,
+    ):  # as many as there are heads, positions or channels: none is taken for the batch
+        batch = wide(inputs(rows)), torch.arange(rows) % CLASSES
+        parts = [tuple(each[part] for each in batch) for part in (slice(rows // 2), slice(rows // 2, None))]
+        halves = [contribution([point], [1.0], part).norms() for part in parts]
+        whole = contribution([point], [1.0], batch).norms()
+        torch.testing.assert_close(whole, torch.cat(halves), rtol=1e-8, atol=0)
     data = inputs(8), torch.arange(8) % CLASSES
     method, few = sf.methods.DPSGD(), {"epsilon": 8, "delta": 1e-2, "batch_size": 4, "epochs": 0.5}
     fitted = sf.fit(model.float(), loss, data, method=method, **few)

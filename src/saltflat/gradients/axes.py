@@ -120,10 +120,17 @@ def _probe(like: Tensor, axis: int) -> Tensor:
 def _leading(
     args: Any, kwargs: dict[str, Any], axis_of: Callable[[Tensor], int | None]
 ) -> tuple[Tensor | None, int | None]:
-    """The argument of most axes whose rows are known, and where they are."""
+    """The argument of most axes whose rows are known, and where they are.
+
+    Numbers go before indices: a table of positions that torch.jit made may be as long as the batch by accident.
+    """
     known = [(t, axis_of(t)) for t in _tensors((args, kwargs))]
     known = [(t, axis) for t, axis in known if axis is not None]
-    return max(known, key=lambda pair: (pair[0].ndim, pair[1])) if known else (None, None)
+    return (
+        max(known, key=lambda pair: (pair[0].is_floating_point(), pair[0].ndim, pair[1]))
+        if known
+        else (None, None)
+    )
 
 
 def _tensors(item: Any) -> list[Tensor]:
