@@ -108,6 +108,34 @@ def test_bad_first_rows_do_not_make_the_check_empty(first: Any) -> None:
         train(plain(), by_maximum, (x, y))
 
 
+def test_rows_that_are_all_nan_do_not_make_the_check_empty() -> None:
+    x, y = narrow(100)
+    with pytest.raises(ModelError, match="mixes the batch"):
+        train(plain(), by_maximum, (x * float("nan"), y))
+
+
+def test_a_model_that_cannot_be_tried_is_refused() -> None:
+    class Never(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.over = plain()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.over(x) * float("inf")
+
+    with pytest.raises(ModelError, match="could not be tried"):
+        train(Never(), CRITERION, narrow())
+
+
+def test_draws_inside_a_function_do_not_hide_what_mixes() -> None:
+    def drawing(predict: Any, batch: Any) -> Tensor:
+        scores = nn.functional.gumbel_softmax(predict(batch[0]))
+        return CRITERION(scores + scores.mean(0), batch[1])
+
+    with pytest.raises(ModelError, match="mixes the batch"):
+        train(plain(), drawing, narrow())
+
+
 class Windows(torch.utils.data.Dataset):
     """Documents that are cut into windows, each a row."""
 

@@ -91,7 +91,6 @@ _FILLED = {  # in place
     *(Tensor.cauchy_, Tensor.geometric_),
 }
 _DRAWS = {*_SIZED, *_LIKE, *_FILLED, torch.bernoulli, Tensor.bernoulli}
-_INSIDE = {F.gumbel_softmax}  # functions that draw inside
 _RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
 
 
@@ -108,9 +107,9 @@ class _WithoutDropout(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in _INSIDE:
+        if func is F.gumbel_softmax:
             with self:
-                return func(*args, **kwargs)
+                return _gumbel_softmax(*args, **kwargs)
         if self.alike and func in _DRAWS:
             return _for_each_row(func, args, kwargs)
         if func in _DROPOUTS:
@@ -126,6 +125,18 @@ class _WithoutDropout(TorchFunctionMode):
         ):  # (x, h, weights, biases, layers, dropout, ...)
             args = (*args[:5], 0.0, *args[6:])
         return func(*args, **kwargs)
+
+
+def _gumbel_softmax(
+    logits: Tensor, tau: float = 1, hard: bool = False, eps: float = 1e-10, dim: int = -1
+) -> Tensor:
+    """torch's own, in functions that a mode sees: softmax((logits + g) / tau), g drawn from Gumbel(0, 1)."""
+    drawn = -torch.empty_like(logits).exponential_().log()
+    soft = ((logits + drawn) / tau).softmax(dim)
+    if not hard:
+        return soft
+    chosen = torch.zeros_like(logits).scatter_(dim, soft.argmax(dim, keepdim=True), 1.0)
+    return chosen - soft.detach() + soft
 
 
 def _for_each_row(func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:

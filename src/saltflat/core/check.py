@@ -200,8 +200,14 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     released: the model passes or a `ModelError` says which reason holds.
     """
     held = Held.by(contribution.model)
-    own = _own_rows(contribution, params, take, count)
-    trials = [trial for trial in (_made_up_trial(contribution, params, own), own) if trial is not None]
+    own, like = _own_rows(contribution, params, take, count)
+    made = None if like is None else _made_up_trial(contribution, params, like)
+    trials = [trial for trial in (made, own) if trial is not None]
+    if like is not None and not trials:
+        raise ModelError(
+            "the loss is no finite number on any of the first examples, nor on made-up rows in their form, so the "
+            "model could not be tried; are its weights finite, and does it run twice on the same rows?"
+        )
     for trial in trials:
         _tried(trial, quiet=trial is own)
         held.check(contribution.model)
@@ -297,10 +303,8 @@ def _runs(trial: Trial) -> bool:
 _MADE_UP = 13  # units: more than the eight hardest of a batch, and few enough to be quick
 
 
-def _made_up_trial(contribution: Differentiable, params: Tree, own: Trial | None) -> Trial | None:
+def _made_up_trial(contribution: Differentiable, params: Tree, like: Batch) -> Trial | None:
     """Rows of random numbers, each of another size, in the form of the data: no private row is looked at."""
-    if own is None:
-        return None
     rows = _MADE_UP * contribution.rows_per_unit
     source = torch.Generator().manual_seed(0)
     sizes = torch.linspace(0.2, 2.0, rows)[torch.randperm(rows, generator=source)]
@@ -312,7 +316,7 @@ def _made_up_trial(contribution: Differentiable, params: Tree, own: Trial | None
         return (torch.randn(shape, generator=source) * sizes.view(-1, *[1] * (len(shape) - 1))).to(leaf)
 
     try:
-        return _trial(contribution, params, mapped(made, own.batch))
+        return _trial(contribution, params, mapped(made, like))
     except ModelError:
         return None  # the data's own rows will tell
 
@@ -432,9 +436,15 @@ def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None
 _FIRST = 64  # units among which some that can be tried are looked for
 
 
-def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int) -> Trial | None:
-    """A trial on the first units on which the loss runs; if it runs on none, the error is the model's."""
+def _own_rows(
+    contribution: Differentiable, params: Tree, take: Take, count: int
+) -> tuple[Trial | None, Batch | None]:
+    """A trial on the first units whose loss is finite, if there are any, and one unit for its form.
+
+    If the loss runs on none, the error is the model's.
+    """
     found: list[Trial] = []
+    like: Batch | None = None
     failed: tuple[Batch, Exception] | None = None
     for unit in range(min(count, _FIRST)):
         batch = None
@@ -443,6 +453,7 @@ def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int
             _check_rows(contribution, batch)
             with torch.no_grad():
                 contribution.losses_of_units(params, batch)
+            like = batch if like is None else like
             trial = _trial(contribution, params, batch)
         except ModelError:
             raise
@@ -452,12 +463,12 @@ def _own_rows(contribution: Differentiable, params: Tree, take: Take, count: int
         found += [trial] if trial is not None else []
         if len(found) == 4:
             break
-    if not found and failed is not None:
+    if like is None and failed is not None:
         raise ModelError(
             "the loss, or an augment before it, fails on every one of the first examples: "
             f"{_why(contribution, params, *failed)}"
         )
-    return _together(contribution, params, found) if found else None
+    return (_together(contribution, params, found) if found else None), like
 
 
 def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error: Exception) -> str:

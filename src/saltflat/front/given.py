@@ -253,7 +253,7 @@ def stated(ready: Ready, unit: str, safeguards: Safeguards, running: Running) ->
 def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
     """What a run declares; a delta that would permit publishing an example is refused, as `state` does."""
     size = ready.plan.size
-    if ready.private and ready.delta * size > 1 + 1e-9:
+    if ready.delta * size > 1 + 1e-9:
         raise PrivacyError(
             f"delta {ready.delta:g} is above 1/{size}: it would permit publishing one {unit} at random; take at most "
             f"{rounded_down(0.1 / size)}, or leave delta out"
