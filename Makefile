@@ -38,7 +38,7 @@ test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m 'not slow'
 
 test-slow: $(MODELS) $(PEERS) ## the long suites, with models of timm, transformers and peft, and beside other libraries
-	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m slow
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -m slow
 
 mutants: $(STAMP) ## seed privacy bugs one by one: each must be killed by the test that it names (ARGS=--clean 20: no bug)
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS) $(ARGS)
