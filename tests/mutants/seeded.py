@@ -739,7 +739,7 @@ TELLING = (
         "size-in-silence",
         "the statement does not say that the number of examples was read",
         "front/test_one_call.py::TestSize::test_a_size_that_was_read_is_said_to_be",
-        ("front/given.py", "counted=ready.counted)", "counted=False)"),
+        ("front/given.py", "counted=ready.counted,", "counted=False,"),
         hole=16,
     ),
     mutant(

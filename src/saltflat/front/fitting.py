@@ -95,7 +95,7 @@ def fitted(
     safeguards, running = around(safeguards, running)
     asked = Settings(**settings)
     known = given(model, loss, data, **reading)
-    ready, unit = asked.planned(known.count), known.contribution.unit
+    ready, unit = asked.planned(known.count).of(model), known.contribution.unit
     statement = stated(ready, unit, safeguards, running)
     seen = _Seen(screen, running.watch, ready.delta)
     try:

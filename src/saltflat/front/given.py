@@ -30,6 +30,7 @@ from saltflat.privacy.limits import STEPS_CEILING, checked_delta, checked_epsilo
 from saltflat.privacy.record.ledger import Run
 from saltflat.privacy.record.statement import Declared, Statement, state, state_bare
 from saltflat.settings import is_positive, is_whole
+from saltflat.tree import wide
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,12 @@ class Ready:
     delta: float
     counted: bool  # whether the plan depends on how many units the data holds
     private: bool
+    narrow: bool = False  # whether gradients are taken in half precision
+
+    def of(self, model: nn.Module) -> Ready:
+        """The same for the type of this model's weights."""
+        narrow = any(leaf.dtype != wide(leaf.dtype) for leaf in model.parameters() if leaf.requires_grad)
+        return replace(self, narrow=narrow)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,7 +266,14 @@ def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
             f"{rounded_down(0.1 / size)}, or leave delta out"
         )
     seeded = not safeguards.secret
-    return Declared(delta=ready.delta, size=size, unit=unit, seeded=seeded, counted=ready.counted)
+    return Declared(
+        delta=ready.delta,
+        size=size,
+        unit=unit,
+        seeded=seeded,
+        counted=ready.counted,
+        narrow=ready.narrow,
+    )
 
 
 def loss_of(loss: nn.Module | Loss) -> Loss:

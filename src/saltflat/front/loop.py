@@ -442,7 +442,7 @@ def make_private(
     )
     known = given(model, loss, data, views=views, augment=augment, workers=workers)
     own = OnModel(model, optimizer)
-    ready = settings.planned(known.count)
+    ready = settings.planned(known.count).of(model)
     if running.checkpoints is not None or ready.plan.ema is not None:
         raise SettingError(
             "checkpoints and a running mean belong to fit and train: in a loop of your own, keep the model, the "

@@ -37,6 +37,10 @@ NOT_COVERED = (
     "timing, memory and other side channels",
 )
 
+NARROW = (
+    "what half precision does: kernels may round a unit's gradient otherwise by how many others are beside it, by some "
+    "thousandths of its norm"
+)
 COUNTED = "the number of units, which was read from the data and shows in the sampling rate"
 
 
@@ -47,7 +51,8 @@ class Declared:
     ``size`` is the public number of units, ``released`` what leaves the trusted side, ``selection`` one
     sentence on how hyper-parameters were chosen, ``seeded`` whether the noise could be repeated by anyone
     who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting. ``counted``
-    says that ``size`` was read from the data, and so is public only if that number is.
+    says that ``size`` was read from the data, and so is public only if that number is. ``narrow`` says that gradients
+    were taken in bfloat16 or float16.
 
     >>> Declared(delta=1e-5, size=60_000).unit
     'example'
@@ -61,11 +66,12 @@ class Declared:
     seeded: bool = False
     reproduce: bool = False
     counted: bool = False
+    narrow: bool = False
 
     def __post_init__(self) -> None:
         checked_delta(self.delta)
         checked_count("the declared number of units", self.size, ceiling=10**15)
-        for name in ("seeded", "counted", "reproduce"):
+        for name in ("seeded", "counted", "reproduce", "narrow"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
         for name in ("unit", "selection"):
@@ -200,7 +206,11 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
         selection=describe_selection(event) or declared.selection,
         released=declared.released,
-        not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ())),
+        not_covered=(
+            *NOT_COVERED,
+            *((COUNTED,) if declared.counted else ()),
+            *((NARROW,) if declared.narrow else ()),
+        ),
         warnings=warnings,
         stamp=SEEDED if declared.seeded else "",
     )
