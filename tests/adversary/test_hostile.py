@@ -285,7 +285,15 @@ class Patient(Crowded):
         return scores + scores.mean(0) if self.left < 0 else scores
 
 
-@pytest.mark.parametrize("layer", [Crowded, Patient])
+class Choosy(Crowded):
+    """Mixes in the type that trains, and not in the one that is tried."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.over(x)
+        return scores + scores.mean(0) if x.dtype == torch.float32 else scores
+
+
+@pytest.mark.parametrize("layer", [Crowded, Patient, Choosy])
 def test_a_model_that_mixes_where_nobody_was_expected_to_look(layer: type) -> None:
     """The first step and the last are looked at as they are."""
     x, y = narrow()
