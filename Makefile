@@ -25,7 +25,7 @@ $(PEERS): $(STAMP)
 	@touch $@
 
 $(MODELS): $(STAMP)
-	@$(PIP) --editable '.[models]'
+	@$(PIP) --editable '.[models,federated]'
 	@touch $@
 
 setup: $(STAMP) ## create .venv with everything that tests and demo need
@@ -37,13 +37,13 @@ test: $(STAMP) ## lint, types, and every test that is not slow (under 12 minutes
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) -m 'not slow'
 
-test-slow: $(MODELS) $(PEERS) ## the long suites, with models of timm, transformers and peft, and beside other libraries
+test-slow: $(MODELS) $(PEERS) ## the long suites, with models of timm, transformers and peft, Flower, and beside other libraries
 	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n $(JOBS) --dist worksteal -m slow
 
 mutants: $(STAMP) ## seed privacy bugs one by one: each must be killed by the test that it names (ARGS=--clean 20: no bug)
 	@$(BIN)/python tests/mutants/run.py --jobs $(JOBS) $(ARGS)
 
-bench: $(PEERS) ## one private step against plain SGD and Opacus, on nine models; and what the checks cost
+bench: $(PEERS) ## one private step against plain SGD and Opacus, on twelve models; and what the checks cost
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/checks.py $(filter --quick,$(ARGS))
 

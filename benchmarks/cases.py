@@ -1,16 +1,79 @@
-"""The nine models of the step benchmark, each with random data of the right shape."""
+"""The models of the step benchmark, each with random data of the right shape."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
 from saltflat import models
+from saltflat.models.language import BROWN_VOCABULARY
 
 Batch = tuple[Tensor, Tensor]
+
+
+class Logits(nn.Module):
+    """A model of Hugging Face that gives its logits, as the others here do."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.model(inputs).logits
+
+
+@contextmanager
+def _without_torchvision() -> Iterator[None]:
+    """Nothing of it is used here, and one that was built for another torch fails at its import."""
+    if "torchvision" in sys.modules:
+        yield
+        return
+    sys.modules["torchvision"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["torchvision"]
+
+
+def hf_vit() -> nn.Module:
+    """ViT for images of 64 x 64 in patches of 16: 17 positions of width 384, six layers, 10.9 million parameters."""
+    with _without_torchvision():
+        from transformers import ViTConfig, ViTForImageClassification
+    config = ViTConfig(
+        hidden_size=384,
+        num_hidden_layers=6,
+        num_attention_heads=6,
+        intermediate_size=1536,
+        image_size=64,
+        patch_size=16,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return Logits(ViTForImageClassification(config))
+
+
+def hf_bert() -> nn.Module:
+    """BERT-small on 32 tokens, four layers of width 512, classes from the first position."""
+    with _without_torchvision():
+        from transformers import BertConfig, BertForSequenceClassification
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        intermediate_size=2048,
+        num_labels=10,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    return Logits(BertForSequenceClassification(config))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +86,13 @@ class Case:
     shape: tuple[int, ...]
     answers: int = 10
     words: bool = False
+    vocabulary: int = 0  # of inputs that are tokens, where targets are classes
+    needs: str = ""  # a package
+
+    @property
+    def missing(self) -> bool:
+        """Whether a package that it is made of is not installed."""
+        return bool(self.needs) and find_spec(self.needs) is None
 
     def model(self) -> nn.Module:
         """The same weights at every call, so that all engines start from one point."""
@@ -37,6 +107,8 @@ class Case:
             tokens = torch.randint(self.answers, (2, *size), generator=generator)
             return tokens[0], tokens[1]
         targets = torch.randint(self.answers, (self.units,), generator=generator)
+        if self.vocabulary:
+            return torch.randint(self.vocabulary, size, generator=generator), targets
         return torch.randn(size, generator=generator), targets
 
 
@@ -58,6 +130,25 @@ CASES = {
         shape=(20,),
         answers=VOCABULARY,
         words=True,
+    ),
+    "lstm-brown": Case(
+        title="next-word LSTM, 36,743 words",
+        build=models.next_word_lstm,
+        units=64,
+        shape=(20,),
+        answers=BROWN_VOCABULARY,
+        words=True,
+    ),
+    "hf-vit": Case(
+        title="Hugging Face ViT", build=hf_vit, units=192, shape=(3, 64, 64), needs="transformers"
+    ),
+    "hf-bert": Case(
+        title="Hugging Face BERT",
+        build=hf_bert,
+        units=192,
+        shape=(32,),
+        vocabulary=VOCABULARY,
+        needs="transformers",
     ),
 }
 QUICK = ("tutorial-cnn", "dpnas-mnist", "lstm")

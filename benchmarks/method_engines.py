@@ -7,16 +7,20 @@ from functools import partial
 
 from cases import Batch
 from engines import CLIP_NORM, Build, Step
-from saltflat_engine import Place, private
+from saltflat_engine import Place, losses, private
 from torch import nn
 
+from saltflat import Public, per_example, supervised
 from saltflat.clipping import Automatic, PerLayer
-from saltflat.data import Flip, PadCrop, augment
-from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile
+from saltflat.data import Flip, PadCrop, TensorUnits, augment
+from saltflat.door import AnyMethod
+from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile, WeightMultiplicity
 from saltflat.optimizers import SGD, Adam, AdamBC
 
 COPIES = 4  # of the weights in DPLIS, of the images in augmentation
+MANY = 16  # views, each with weights of its own in weight multiplicity
 BASE = "dp-sgd"
+SGD_METHOD = DPSGD()
 
 
 @dataclass(frozen=True)
@@ -28,12 +32,27 @@ class Entry:
     most: float | None = None
 
 
-def augmented(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
-    """DP-SGD on ``COPIES`` random views of every image, drawn anew at every step."""
+def augmented(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    place: Place | None = None,
+    views: int = COPIES,
+    method: AnyMethod = SGD_METHOD,
+) -> Step:
+    """DP-SGD on random views of every image, drawn anew at every step."""
     if batch[0].dim() != 4:
         raise ValueError("augmentation needs images")
-    views = augment(PadCrop(), Flip(), views=COPIES)
-    return private(model, batch, place=place, method=DPSGD(), augment=views)
+    drawn = augment(PadCrop(), Flip(), views=views)
+    return private(model, batch, place=place, method=method, augment=drawn)
+
+
+def multiplied(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
+    """The same views, each at weights moved by public examples: 64 of them for every 4,096 units, as in the paper."""
+    known = Public(per_example(model, supervised(losses)), TensorUnits(batch))
+    few = max(1, len(batch[0]) * 64 // 4096)
+    method = WeightMultiplicity(public=known, radius=0.1, copies=MANY, batch=few)
+    return augmented(model, batch, place=place, views=MANY, method=method)
 
 
 _sgd = partial(private, method=DPSGD())
@@ -53,6 +72,8 @@ METHODS: dict[str, Entry] = {
         f"DPLIS, K = {COPIES}", partial(private, method=DPLIS(lr=0.1, copies=COPIES)), 1.05 * COPIES
     ),
     "augmentation": Entry(f"augmentation, K = {COPIES}", augmented, 1.05 * COPIES),
+    "augmentation-16": Entry(f"augmentation, K = {MANY}", partial(augmented, views=MANY)),
+    "weight-multiplicity": Entry(f"weight multiplicity, K = {MANY}", multiplied),
     "per-layer": Entry("per-layer clipping", partial(_sgd, clip_norm=PerLayer(CLIP_NORM))),
     "automatic": Entry("automatic clipping", partial(_sgd, clip_norm=Automatic(CLIP_NORM))),
     "quantile": Entry("adaptive clipping", partial(private, method=Quantile(DPSGD()))),

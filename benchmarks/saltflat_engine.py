@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saltflat import per_example, supervised
-from saltflat.clipping import Clip
+from saltflat.clipping import Chunk, Clip
 from saltflat.core.ask import Ask, Release
+from saltflat.core.contribution import PerExample
 from saltflat.core.train import trainable
 from saltflat.data import Augment
-from saltflat.door import AnyMethod
+from saltflat.door import AnyMethod, PointsOf
 from saltflat.methods import DPSGD, SAM, SAT
 from saltflat.optimizers import SGD, Optimizer
 from saltflat.privacy.noise import SecureNoise
@@ -51,6 +53,26 @@ class Place:
         )
 
 
+@dataclass(frozen=True)
+class Whole:
+    """The batch as a step's units, with views that may have points of their own."""
+
+    contribution: PerExample
+    batch: Batch
+
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> list[Chunk]:
+        return [self.contribution(points, weights, self.batch)]
+
+    def by_view(self, places: Sequence[int]) -> Whole:
+        return replace(self, contribution=self.contribution.by_view(places))
+
+    def apart(self, points_of: PointsOf, weights: Sequence[float], groups: int | None) -> list[Chunk]:
+        raise NotImplementedError("no method here asks units apart")
+
+    def losses(self, points: Sequence[Tree]) -> list[Tensor]:
+        return [self.contribution.losses(points, self.batch)]
+
+
 def private(
     model: nn.Module,
     batch: Batch,
@@ -76,7 +98,7 @@ def private(
 
     def step() -> None:
         nonlocal state
-        ask = Ask(lambda points, weights: [contribution(points, weights, batch)], release)
+        ask = Ask(Whole(contribution, batch), release)
         direction, state = method.step(ask, at.params, state)
         at.move(optimizer, direction)
 

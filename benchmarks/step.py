@@ -1,4 +1,4 @@
-"""One private step against plain SGD and every mode of Opacus, on nine models.
+"""One private step against plain SGD and every mode of Opacus, on twelve models.
 
 python benchmarks/step.py --quick
 python benchmarks/step.py --models mlp small-vit --engines sgd opacus-ghost saltflat --json step.json
@@ -90,6 +90,9 @@ def main() -> None:
     console = Console()
     effort = Effort(given.threads, *((10.0, 3, 1) if given.quick else (60.0, 2, 3)))
     models = given.models or (QUICK if given.quick else tuple(CASES))
+    for name in [name for name in models if CASES[name].missing]:
+        console.print(f"{CASES[name].title} is left out: {CASES[name].needs} is not installed")
+    models = [name for name in models if not CASES[name].missing]
     engines = tuple(dict.fromkeys(("sgd", *(given.engines or NAMES))))  # SGD is always there to divide by
     console.print(machine(given.threads), highlight=False)
     rows: list[Row] = []

@@ -148,6 +148,12 @@ RATE = number(0, 1, 0.01, 1.0, above=True)
 FLAG = Kind((True, False), lambda value: isinstance(value, bool))
 SEED = whole(-(2**63), 2**63, 0, 17)
 FUNCTION = Kind((lambda *args: 1.0,), lambda value: callable(value) and not isinstance(value, type))
+PUBLIC = only(
+    sf.Public(
+        sf.per_example(torch.nn.Linear(2, 2), len),  # type: ignore[arg-type]
+        sf.data.TensorUnits((torch.zeros(3, 2), torch.zeros(3, dtype=torch.long))),
+    )
+)
 ANY_FUNCTION = Kind((lambda *args: 1.0,), callable)
 LR = or_function(POSITIVE, sf.schedules.Cosine(1.0, 0.1, steps=3))
 AT_ONCE = Kind((1.0,), RATE.takes)  # quick to account for
@@ -191,7 +197,9 @@ def a_plan() -> sf.Plan:
 
 
 PLAN, EVENT = a_plan(), events.phase_event(0.1, 2.0, 10)
-m, o, s, p = sf.methods, sf.optimizers, sf.schedules, sf.privacy
+m, o, s, p, f = sf.methods, sf.optimizers, sf.schedules, sf.privacy, sf.federated
+ALPHA = number(1e-3, 1e6, 0.3, 0.6)
+POINTS = only(((2.0, 0.1),), [[2, 0.1], (8.0, 0.4)])
 
 VALUES = (
     Place(
@@ -206,6 +214,131 @@ VALUES = (
             "per_example": FLAG,
             "total": FLAG,
             "seed": SEED,
+        },
+    ),
+    Place(
+        "WeightMultiplicity",
+        m.WeightMultiplicity,
+        {
+            "public": PUBLIC,
+            "radius": NOT_NEGATIVE,
+            "method": METHOD,
+            "copies": whole(1, 1024, 2, 4),
+            "batch": whole(1, 1 << 20, 1, 64),
+            "adaptive": FLAG,
+            "seed": SEED,
+        },
+    ),
+    Place(
+        "DOPE",
+        m.DOPE,
+        {
+            "public": PUBLIC,
+            "batch": whole(1, 1 << 20, 1, 64),
+            "strength": number(0, 1, 0.0, 0.5, 1.0),
+            "public_clip_norm": maybe(POSITIVE),
+            "seed": SEED,
+        },
+    ),
+    Place(
+        "AdaDPS",
+        m.AdaDPS,
+        {
+            "public": PUBLIC,
+            "batch": whole(1, 1 << 20, 1, 64),
+            "power": number(0, 1, 0.0, 0.5, 1.0),
+            "decay": FRACTION,
+            "floor": POSITIVE,
+            "every": whole(1, math.inf, 1, 9),
+            "seed": SEED,
+        },
+    ),
+    Place(
+        "Mirror",
+        m.Mirror,
+        {
+            "public": PUBLIC,
+            "weight": Kind(
+                (0.5, s.QuarterCosine(1.0, 0.0, 9)), lambda v: number(0, 1).takes(v) or FUNCTION.takes(v)
+            ),
+            "method": METHOD,
+            "batch": whole(1, 1 << 20, 1, 64),
+            "seed": SEED,
+        },
+    ),
+    Place(
+        "MirrorDescent",
+        o.MirrorDescent,
+        {"public": PUBLIC, "lr": LR, "strength": NOT_NEGATIVE, "iterations": whole(1, math.inf, 1, 50)},
+    ),
+    Place(
+        "DeadLeaves",
+        sf.synthesis.DeadLeaves,
+        {
+            "fewest": whole(1, 4096, 1, 3),
+            "most": whole(1, 4096, 3, 25),
+            "least": POSITIVE,
+            "spread": NOT_NEGATIVE,
+            "narrow": number(0.01, 1, 0.3, 1.0),
+            "tint": number(0, 1, 0.0, 0.35),
+        },
+    ),
+    Place(
+        "Fractals",
+        sf.synthesis.Fractals,
+        {"fewest": whole(2, 64, 2, 3), "most": whole(2, 64, 3, 6), "points": whole(100, 10**7, 100)},
+    ),
+    Place(
+        "SpectrumNoise",
+        sf.synthesis.SpectrumNoise,
+        {"gentle": number(0, 8, 0.0, 0.5), "steep": number(0, 8, 0.5, 3.5)},
+    ),
+    Place(
+        "Images",
+        sf.synthesis.Images,
+        {
+            "process": only(sf.synthesis.DeadLeaves()),
+            "channels": Kind((1, 3), lambda value: whole(1, 3).takes(value) and value != 2),
+            "side": whole(4, 4096, 4, 28),
+            "seed": whole(0, 2**63, 0, 17),
+        },
+    ),
+    Place(
+        "EDM",
+        sf.synthesis.EDM,
+        {
+            "deviation": POSITIVE,
+            "least": number(0, math.inf, 0.002, above=True),
+            "most": number(0, math.inf, 80.0, above=True),
+            "bend": POSITIVE,
+            "log_mean": ANY,
+            "log_std": POSITIVE,
+        },
+    ),
+    Place("Scattering", sf.features.Scattering, {"scales": whole(1, 8, 1, 2), "angles": whole(1, 64, 4, 8)}),
+    Place("HOG", sf.features.HOG, {"bins": whole(2, 360, 2, 9), "cell": whole(1, 1024, 1, 4)}),
+    Place(
+        "RandomConvolutions",
+        sf.features.RandomConvolutions,
+        {
+            "filters": whole(1, 1 << 16, 1, 8),
+            "size": Kind((1, 5), lambda value: whole(1, 255).takes(value) and value % 2 == 1),
+            "pool": whole(1, 1024, 1, 4),
+            "seed": whole(0, 2**63 - 1, 0, 17),
+        },
+    ),
+    Place("Grouped", sf.features.Grouped, {"groups": whole(1, math.inf, 1, 27)}),
+    Place("RowScaled", sf.features.RowScaled, {"norm": POSITIVE}),
+    Place(
+        "Whitened",
+        sf.features.Whitened,
+        {
+            "process": only(sf.synthesis.DeadLeaves()),
+            "images": whole(2, 10**7, 2, 3000),
+            "power": number(0, 1, 0.0, 0.5),
+            "floor": number(1e-9, 1e9, 0.1, 1.0),
+            "channels_only": FLAG,
+            "seed": whole(0, 2**63, 0),
         },
     ),
     Place("SAM", m.SAM, {"radius": NOT_NEGATIVE, "ascent_share": FRACTION, "fresh": FLAG}),
@@ -289,7 +422,7 @@ VALUES = (
                 "levels": maybe(whole(2, math.inf, 2)),
             },
         )
-        for each in (s.Linear, s.Cosine)
+        for each in (s.Linear, s.Cosine, s.QuarterCosine)
     ),
     Place(
         "Flat", sf.clipping.Flat, {"bound": Kind(POSITIVE.good, lambda v: POSITIVE.takes(v) or v is math.inf)}
@@ -322,6 +455,7 @@ VALUES = (
             "rate": RATE,
             "size": whole(1, 10**15, 12, 1000),
             "ema": maybe(only(o.EMA())),
+            "draw": only(sf.Poisson(), sf.WithoutReplacement()),
         },
         weight=8,
     ),
@@ -402,6 +536,46 @@ VALUES = (
         {"model": only(nn.BatchNorm1d(4)), "groups": whole(1, math.inf, 2)},
     ),
     Place("check_model", sf.check_model, {"model": only(nn.Linear(2, 2))}),
+    Place("Climb", f.Climb, {"radius": NOT_NEGATIVE, "adaptive": FLAG}),
+    Place("Blur", f.Blur, {"bound": NOT_NEGATIVE, "weight": NOT_NEGATIVE}),
+    Place("Feedback", f.Feedback, {"bound": POSITIVE}),
+    Place(
+        "Local",
+        f.Local,
+        {
+            "epochs": whole(1, math.inf, 1, 5),
+            "batch_size": whole(1, math.inf, 1, 32),
+            "lr": NOT_NEGATIVE,
+            "momentum": FRACTION,
+            "weight_decay": NOT_NEGATIVE,
+            "lr_decay": RATE,
+            "climb": maybe(only(f.Climb(0.1))),
+            "blur": maybe(only(f.Blur(0.1))),
+            "keep": RATE,
+            "seed": maybe(whole(0, 2**63 - 1, 3)),
+        },
+        weight=8,
+    ),
+    Place("Dirichlet", f.Dirichlet, {"alpha": ALPHA}),
+    Place("DirichletEqual", f.DirichletEqual, {"alpha": ALPHA}),
+    Place(
+        "iid",
+        f.iid,
+        {"count": whole(0, 10**8, 0, 10), "clients": whole(1, 10**8, 3), "seed": whole(0, 2**63 - 1, 0)},
+    ),
+    Place(
+        "Federation",
+        lambda **given: sf.recipes.Federation(**{"split": f.IID(), **given}),
+        {"count": whole(1, 10**15, 100), "seed": whole(0, 2**63 - 1, 0)},
+    ),
+    Place(
+        "FixedSize",
+        p.FixedSize,
+        {"size": counted(10, 10**9, 10, 100), "batch": counted(1, 10, 1, 10), "noise_multiplier": NOISE},
+        {"size": "units"},
+    ),
+    Place("CappedUser", p.CappedUser, {"rate": RATE, "noise_multiplier": NOISE, "cap": counted(1, 1000, 3)}),
+    Place("RenyiBound", p.RenyiBound, {"what": NAME, "points": POINTS}),
 )
 
 ACCOUNTS = (
@@ -444,7 +618,7 @@ ACCOUNTS = (
         calibration.steps_for,
         {
             "epsilon": number(1e-5, math.inf, 2.0),
-            "delta": number(1e-12, 1, 1e-5, below=True),
+            "delta": DELTA,
             "rate": AT_ONCE,
             "noise_multiplier": Kind((5.0,), NOISE.takes),
         },
@@ -559,7 +733,41 @@ RUNS = (
     Place("fit", fitted, {**FRONT, "optimizer": OPTIMIZER}, {"views": "view"}, weight=3),
     Place("make_private", looped, FRONT, {"views": "view"}, weight=2),
 )
-PLACES: Sequence[Place] = (*VALUES, *ACCOUNTS, *RUNS)
+v = sf.pate
+VOTES: Sequence[Place] = (
+    Place("Cap", v.Cap, {"queries": whole(1, 10**9, 300), "answers": whole(1, 10**9, 1, 200)}),
+    Place("Filter", v.Filter, {"epsilon": number(1e-5, 1e4, 1.0), "delta": DELTA}),
+    Place(
+        "ConfidentGNMax",
+        v.ConfidentGNMax,
+        {
+            "threshold": ANY,
+            "sigma1": number(1e-3, 1e9, 20.0),
+            "sigma2": number(1e-3, 1e9, 5.0),
+            "limit": only(v.Cap(queries=3, answers=2), v.Filter(epsilon=3.0, delta=1e-5)),
+        },
+    ),
+    Place("Smooth", v.Smooth.at, {"order": number(1.05, 1024, 3.0), "miss": number(1e-12, 0.4, 1e-3)}),
+    Place(
+        "SmoothedStudent",
+        v.SmoothedStudent,
+        {
+            "epochs": whole(1, 10**9, 3),
+            "batch_size": whole(1, 10**9, 8),
+            "lr": POSITIVE,
+            "momentum": FRACTION,
+            "copies": whole(1, 1024, 4),
+            "sigma": NOT_NEGATIVE,
+        },
+    ),
+    Place(
+        "by_user",
+        lambda teachers, seed: v.by_user(["ann", "bob"], teachers, seed=seed),
+        {"teachers": whole(2, 1 << 20, 2, 50), "seed": whole(0, 2**63, 0, 7)},
+    ),
+)
+
+PLACES: Sequence[Place] = (*VALUES, *ACCOUNTS, *RUNS, *VOTES)
 
 
 @dataclass(frozen=True)

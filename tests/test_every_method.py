@@ -23,10 +23,11 @@ import torch
 from reference import FixedNoise, Tree, flat
 from steps import CRITERION, beside, by_number, examples, network, phase, plan
 
-from saltflat import Checkpoints, Plan, Safeguards, clipping, per_example, supervised, train
+from saltflat import Checkpoints, Plan, Public, Safeguards, clipping, per_example, supervised, train
 from saltflat.clipping import Automatic, Counted, PerLayer, as_clip
 from saltflat.core import ask as door
 from saltflat.core import contribution, mechanism, resume, step
+from saltflat.core import draw as drawing
 from saltflat.core import train as loop
 from saltflat.core.contribution import Private
 from saltflat.core.mechanism import Bounded
@@ -35,22 +36,29 @@ from saltflat.door import Door
 from saltflat.errors import PrivacyError
 from saltflat.frames import Frame, Precondition, Shift, Shifted
 from saltflat.methods import (
+    DOPE,
     DPLIS,
     DPSGD,
     SAM,
     SAT,
+    AdaDPS,
     Antithetic,
+    Coin,
+    Earlier,
     Gap,
+    Masked,
+    Mirror,
     Plateau,
     PublicSharpness,
     Quantile,
     Rescaled,
     Secant,
+    WeightMultiplicity,
 )
 from saltflat.optimizers import SGD, Adam, AdamBC, AntiNoise, Torch
 from saltflat.privacy.accounting.events import ChosenDpEvent, leaves
 from saltflat.privacy.noise import SeededNoise
-from saltflat.schedules import Cosine, Linear, Piecewise
+from saltflat.schedules import Cosine, Linear, Piecewise, QuarterCosine
 from saltflat.tree import climb, mul, norm, zeros_like
 
 SIZE, RATE, LR = 12, 0.5, 0.2
@@ -126,6 +134,31 @@ def framed(frame: Callable[[Tree, float], Frame], **how: bool) -> Row:
     return one({"method": InFrame(frame, 0.0)}, method=InFrame(frame, 0.7, **how))
 
 
+KNOWN = Public(
+    per_example(network(1), supervised(CRITERION)), TensorUnits(examples(20, seed=9)), "made-up examples"
+)
+
+
+def weights(radius: float, **settings: Any) -> WeightMultiplicity:
+    return WeightMultiplicity(public=KNOWN, radius=radius, copies=3, batch=4, **settings)
+
+
+def around(method: Callable[[float], Any], strength: float, *, views: int = 1) -> dict[str, Row]:
+    """A method with public examples by itself, and inside methods that ask units apart, count, and ask for a gap."""
+    plain, quick = ({"method": method(0.0)},), {"steps": 2}  # they take their time
+    apart = Quantile(DPLIS(method=method(strength), lr=LR, copies=2, per_example=True), share=0.2)
+    gap = Gap(method=method(strength), radius=0.2, bound=0.02)
+    return {
+        "": Row(({"method": method(strength), "steps": 3},), plain, views=views),
+        ", apart": Row(({"method": apart, **quick},), plain, views=views),
+        ", gap": Row(({"method": gap, **quick},), plain, views=views),
+    }
+
+
+def named(name: str, rows: dict[str, Row]) -> dict[str, Row]:
+    return {name + way: row for way, row in rows.items()}
+
+
 TABLE: dict[str, Row] = {
     "DP-SGD": one({"method": DPSGD()}, method=DPSGD()),
     "DP-Adam": one(
@@ -197,6 +230,39 @@ TABLE: dict[str, Row] = {
     "shifted frame + adaptive clipping + DPLIS per example": one(
         {"method": Quantile(DPLIS(method=InFrame(shifted, 0.0), lr=LR, reach=0.0), share=0.0)},
         method=Quantile(DPLIS(method=InFrame(shifted, 0.7), lr=LR, copies=2, per_example=True), share=0.2),
+    ),
+    **named("weight multiplicity", around(weights, 0.3, views=3)),
+    "weight multiplicity, adaptive + SAT": one(
+        {"method": weights(0.0, method=SAT(0.0))},
+        method=weights(0.3, method=SAT(0.3), adaptive=True),
+        steps=3,
+    ),
+    **named("DOPE", around(lambda strength: DOPE(public=KNOWN, batch=4, strength=strength), 1.0)),
+    **named("AdaDPS", around(lambda power: AdaDPS(public=KNOWN, batch=4, power=power, every=2), 0.5)),
+    "mirror": one(
+        {"method": Mirror(public=KNOWN, batch=4, weight=1.0)},
+        method=Mirror(public=KNOWN, batch=4, weight=0.6),
+    ),
+    "mirror, cosine": one(
+        {"method": Mirror(public=KNOWN, batch=4, weight=QuarterCosine(1.0, 1.0, steps=5))},
+        method=Mirror(public=KNOWN, batch=4, weight=QuarterCosine(1.0, 0.0, steps=5), method=SAT(0.3)),
+        optimizer=AdamBC(lr=0.05, floor=1e-4),
+    ),
+    "mask by releases": one(
+        {"method": Masked(DPSGD(), keep=1.0)}, method=Masked(DPSGD(), by=Earlier(every=2))
+    ),
+    "mask by a coin": one({"method": Masked(SAT(0.0), keep=1.0)}, method=Masked(SAT(0.3), by=Coin(5))),
+    "mask by public data": one(
+        {"method": Masked(DPSGD(), keep=1.0)},
+        method=Masked(DPSGD(), by={name: p.detach() for name, p in network(seed=3).named_parameters()}),
+    ),
+    "adaptive clipping + mask + DPLIS in a frame": one(
+        {"method": Quantile(Masked(DPLIS(lr=LR, reach=0.0), keep=1.0), share=0.0)},
+        method=Quantile(Masked(DPLIS(method=InFrame(shifted, 0.7), lr=LR, copies=2), by=Coin()), share=0.2),
+    ),
+    "mask + SAM, fresh batch": one(
+        {"method": Masked(SAM(0.3, ascent_share=0.0, fresh=True), keep=1.0)},
+        method=Masked(SAM(0.3, fresh=True), by=Coin()),
     ),
     "SAI": two(SAT(0.3), SAT(0.0)),
     "SAI, public switch": two(
@@ -333,7 +399,7 @@ def run(
     torch.seed()  # no result may depend on torch's own source
     with (
         patch.object(door, "noised", tape.noised),
-        patch.object(step, "poisson", draw or step.poisson),
+        patch.object(drawing, "poisson", draw or drawing.poisson),
         patch.object(contribution.chunks_of, "apart", by_number),
     ):
         return train(plan_of(phases), unit, TensorUnits(tuple(data or examples(SIZE))), **around)
@@ -530,6 +596,31 @@ class TestMutants:
         with patch.object(Shift, "enter", of_the_batch):
             caught(check_sensitivity, "shifted frame")
 
+    def test_public_examples_that_are_the_step_itself(self) -> None:
+        """What is public may not depend on who was drawn: here the origin is the last question's own answer."""
+
+        def of_the_batch(self: Any, chunk: Any) -> Any:
+            return Shifted(chunk, chunk.weighted_sum(torch.ones_like(chunk.norms())))
+
+        with patch.object(Shift, "enter", of_the_batch):
+            caught(check_sensitivity, "DOPE")
+
+    def test_views_dealt_out_by_place_in_the_batch(self) -> None:
+        """Rows that are taken for views of other units: one that leaves moves them all."""
+
+        sound = contribution.PerExample._asked
+
+        def asked(self: Any, points: Any, weights: Any, batch: Any) -> Any:
+            if not self.places:
+                return sound(self, points, weights, batch)
+            rows = torch.arange(len(batch[0])).view(self.views, -1)
+            parts = [tuple(each[rows[place % self.views]] for each in batch) for place in self.places]
+            losses = [lambda point, part=part: self.losses_at(point, part) for part in parts]
+            return list(zip(losses, points, weights, strict=True))
+
+        with patch.object(contribution.PerExample, "_asked", asked):
+            caught(check_sensitivity, "weight multiplicity")
+
     def test_a_gap_that_is_not_clamped(self) -> None:
         def free(values: Any, bound: float) -> Bounded:
             return replace(mechanism.clamped_sum(values, 1e9), sensitivity=bound)
@@ -580,13 +671,13 @@ class TestMutants:
             caught(check_budget, row)  # and a door that did not would be found out
 
     def test_a_second_sample_that_the_plan_does_not_know(self) -> None:
-        simple = phase(**BASE).event(RATE)
-        with patch("saltflat.core.plan.Phase.event", lambda self, rate: simple):
+        simple = phase(**BASE).noises()
+        with patch("saltflat.core.plan.Phase.noises", lambda self: simple):
             caught(check_budget, "DP-SAM, fresh batch")
 
     def test_a_schedule_that_the_plan_does_not_know(self) -> None:
-        simple = phase(**BASE).event(RATE)
-        with patch("saltflat.core.plan.Phase.event", lambda self, rate: simple):
+        simple = phase(**BASE).noises()
+        with patch("saltflat.core.plan.Phase.noises", lambda self: simple):
             caught(check_budget, "noise schedule")
 
     def test_an_early_end_accounted_as_if_planned(self) -> None:

@@ -160,7 +160,7 @@ class TestMistakes:
             ("{SAT = {radius = 0.03}}", "'SAT'", "line 9: phase.0.method.SAT: SAT needs radius; write {SAT = {rad"),
             ("{SAT = {radius = 0.03}}", "{}", "line 9: phase.0.method: takes one value"),
             ("{SAT = {radius = 0.03}}", "{SAT = {}, SAM = {}}", "takes one value, {Class = {settings}}; got a table"),
-            ("{SAT = {radius = 0.03}}", "3", "line 9: phase.0.method: takes DPLIS, DPSGD, SAM"),
+            ("{SAT = {radius = 0.03}}", "3", "line 9: phase.0.method: takes DOPE, DPLIS, DPSGD, SAM"),
             ("{SAT = {radius = 0.03}}", "{DPLIS = {lr = 1, copies = 2.0}}", "DPLIS.copies: takes a whole number"),
             ("{SAT = {radius = 0.03}}", "{DPLIS = {lr = 1, copies = 0}}", "DPLIS.copies: copies must be"),
             ("{SAT = {radius = 0.03}}", "{SAM = {radius = 1, fresh = 1}}", "SAM.fresh: takes true or false; got 1"),
@@ -262,7 +262,7 @@ class TestMistakes:
         assert said.startswith("mine.toml, line 9: phase.0.method")
 
     def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match="one of digits"):
+        with pytest.raises(DataError, match=r"one of best-cifar10, .*digits"):
             read("no-such-recipe")
         (tmp_path / "r.toml").write_bytes(b"\xff\xfe")
         with pytest.raises(DataError, match="cannot be read"):
@@ -441,14 +441,16 @@ print(json.dumps({name: [p.noise_multiplier for p in plan.phases] for name, plan
 
 
 class TestShipped:
-    @pytest.mark.parametrize("name", names())
+    @pytest.mark.parametrize(
+        "name", [name for name in names() if not name.startswith(("federated-", "best-"))]
+    )
     def test_each_fits_its_data_and_stays_within_epsilon(self, name: str) -> None:
         found = shipped(name)
         assert about(name)
         plan = plan_of(found, official_size(found.data))
         assert 0.9 * found.epsilon < plan.epsilon(found.delta) <= found.epsilon
         assert plan.steps == pytest.approx(sum(stage.epochs for stage in found.phase) / plan.rate, abs=1)
-        assert parameter_count(network_of(found)) in (9_258, 26_010)
+        assert parameter_count(network_of(found)) in (9_258, 26_010, 13_106_215, 5_003_745)
 
     @pytest.mark.parametrize("one", on_file(), ids=shipped_name)
     def test_they_are_what_the_experiments_ran(self, one: dict[str, Any]) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from torch import Generator
+
 from saltflat.errors import SettingError
 from saltflat.frames import Frame
 from saltflat.tree import Released, Tree
@@ -68,9 +70,29 @@ class Door(Protocol):
 
     def part(self, share: float) -> Door: ...
 
-    def spread(self, spread: Spread, *, by_unit: bool = False) -> Door: ...
+    def spread(self, spread: Spread, *, by_unit: bool = False, by_view: bool = False) -> Door: ...
 
     def counting(self, factor: float, share: float) -> Door: ...
+
+    def framed(self, frame: Frame) -> Door: ...
+
+
+class PublicGradients(Protocol):
+    """Gradients of examples that are public, for a method to use beside the answers; see `saltflat.Public`.
+
+    ``gradient`` is the mean over ``batch`` examples that ``source`` draws, or over all of them without a source;
+    ``loss`` the mean loss over all of them; ``check_linear`` refuses a model whose outputs are not linear in the
+    weights. ``described`` goes into the privacy statement.
+    """
+
+    @property
+    def described(self) -> str: ...
+
+    def gradient(self, point: Tree, *, batch: int = 1, source: Generator | None = None) -> Tree: ...
+
+    def loss(self, point: Tree) -> float: ...
+
+    def check_linear(self, point: Tree) -> None: ...
 
 
 class Method(Protocol[S]):
@@ -78,7 +100,8 @@ class Method(Protocol[S]):
 
     State is a value: numbers, trees, and tuples, dataclasses and None of these, so that it can be stored. A method
     that draws a second sample in every step has an attribute ``fresh_noise``, that sample's noise relative to the
-    phase's; a method around another one holds it as ``method``.
+    phase's; a method around another one holds it as ``method``, and one that uses public examples holds them as
+    ``public``.
     """
 
     def init(self, params: Tree) -> S: ...
@@ -126,3 +149,28 @@ def fresh_noise(method: AnyMethod) -> float | None:
     """
     found = (getattr(each, "fresh_noise", None) for each in layers(method))
     return next((noise for noise in found if noise is not None), None)
+
+
+def public_in(*owners: object) -> tuple[PublicGradients, ...]:
+    """The public examples that methods and optimizers use, and those inside them; each once.
+
+    >>> from saltflat.methods import DPSGD
+    >>> public_in(DPSGD())
+    ()
+    """
+    found: dict[int, PublicGradients] = {}
+    for owner in owners:
+        for each in layers(owner):  # type: ignore[arg-type]
+            public: Any = getattr(each, "public", None)
+            if hasattr(public, "gradient"):
+                found[id(public)] = public
+    return tuple(found.values())
+
+
+def check_public(value: object) -> None:
+    """Refuse what holds no public examples in the place of such."""
+    if isinstance(value, type) or not callable(getattr(value, "gradient", None)):
+        raise SettingError(
+            f"public is a value such as Public(contribution, units), made of public examples; got a "
+            f"{type(value).__name__}"
+        )

@@ -19,7 +19,7 @@ from saltflat.clipping import Chunk
 from saltflat.errors import SettingError
 from saltflat.tree import Tree
 
-__all__ = ["Precondition", "Shift"]
+__all__ = ["Mask", "Precondition", "Shift"]
 
 
 class Frame(Protocol):
@@ -70,7 +70,7 @@ class Shift:
     origin: Tree
 
     def __post_init__(self) -> None:
-        _check_tree("origin", self.origin)
+        check_tree("origin", self.origin)
 
     def enter(self, chunk: Chunk) -> Chunk:
         return Shifted(chunk, self.origin)
@@ -94,7 +94,7 @@ class Precondition:
     scale: Tree
 
     def __post_init__(self) -> None:
-        _check_tree("scale", self.scale)
+        check_tree("scale", self.scale)
 
     def enter(self, chunk: Chunk) -> Chunk:
         return chunk.scaled(self.scale)
@@ -107,7 +107,53 @@ class Precondition:
         return 0.0
 
 
-def _check_tree(name: str, value: object) -> None:
+@dataclass(frozen=True)
+class Mask:
+    """Clip and release some coordinates only: ``kept`` is 1 where they are, and 0 elsewhere.
+
+    Noise is drawn for all of them, and what falls on the others is thrown away: with k of D coordinates kept, the noise
+    is sqrt(k / D) times as long.
+
+    *Guarantee*: as `Shift`. A mask that depends on the units that are asked about would be a release of its own, which
+    no epsilon here covers.
+    """
+
+    kept: Tree
+
+    def __post_init__(self) -> None:
+        check_tree("kept", self.kept)
+        if not all(bool(((leaf == 0) | (leaf == 1)).all()) for leaf in self.kept.values()):
+            raise SettingError("a mask is 1 where a coordinate is kept, and 0 elsewhere; got other numbers")
+
+    def enter(self, chunk: Chunk) -> Chunk:
+        return chunk.scaled(self.kept)
+
+    def leave(self, direction: Tree) -> Tree:
+        return tree.times(direction, self.kept)
+
+    def rise(self, low: Tree, high: Tree) -> float:
+        """0: a loss is what it is, whatever is released of its gradient."""
+        return 0.0
+
+
+@dataclass(frozen=True)
+class Inside:
+    """A frame inside another: units enter ``inner`` first, and the answer leaves it last."""
+
+    inner: Frame
+    outer: Frame
+
+    def enter(self, chunk: Chunk) -> Chunk:
+        return self.outer.enter(self.inner.enter(chunk))
+
+    def leave(self, direction: Tree) -> Tree:
+        return self.inner.leave(self.outer.leave(direction))
+
+    def rise(self, low: Tree, high: Tree) -> float:
+        return self.inner.rise(low, high) + self.outer.rise(low, high)
+
+
+def check_tree(name: str, value: object) -> None:
     """A frame that is no number anywhere would make every unit void: it is a mistake, and said to be one."""
     leaves = list(value.values()) if isinstance(value, dict) else []
     sound = [

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from saltflat import tree
-from saltflat.door import check_pair
+from saltflat.door import PublicGradients, check_pair, check_public
 from saltflat.errors import SettingError
 from saltflat.schedules import Schedule, at, first
-from saltflat.settings import is_fraction, is_number, is_positive
+from saltflat.settings import is_fraction, is_number, is_positive, is_whole
 from saltflat.tree import Released, Tree
 
-__all__ = ["EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "Torch"]
+__all__ = ["EMA", "SGD", "Adam", "AdamBC", "AntiNoise", "MirrorDescent", "Torch"]
 
 
 class Optimizer(Protocol):
@@ -179,6 +179,66 @@ class AntiNoise:
         memory, last = state
         params, memory = self.optimizer.step(params, direction, memory)
         return tree.climb(params, last, self.distance), (memory, direction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorDescent:
+    """w <- argmin_u lr <g, u> + B(u, w), with B the Bregman divergence of ||u||^2 / 2 + strength public_loss(u).
+
+    The exact step of public-data mirror descent: it goes far where the public loss is flat, and not far where it is
+    curved. At ``strength`` 0 it is SGD. The problem is solved by L-BFGS on all public examples, ``iterations`` at
+    most, so it is offered for models whose outputs are linear in the weights, where it is convex (with
+    cross-entropy or squared error); `saltflat.methods.Mirror` is the first-order form for any model.
+
+    *Guarantee*: free post-processing by public examples.
+    Amid et al., "Public Data-Assisted Mirror Descent for Private Model Training", ICML 2022.
+    """
+
+    public: PublicGradients
+    lr: Schedule
+    strength: float = 1.0
+    iterations: int = 50
+
+    def __post_init__(self) -> None:
+        check_public(self.public)
+        _check_rate(self.lr)
+        if not is_number(self.strength, 0):
+            raise SettingError(f"strength must be 0 or more, and finite; got {self.strength!r}")
+        if not is_whole(self.iterations, 1):
+            raise SettingError(f"iterations is a whole number, at least 1; got {self.iterations!r}")
+
+    def init(self, params: Tree) -> int:
+        self.public.check_linear(params)
+        return 0
+
+    def step(self, params: Tree, direction: Tree, state: int) -> tuple[Tree, int]:
+        linear = tree.mul(direction, at(self.lr, state))
+        if self.strength == 0:
+            return tree.sub(params, linear), state + 1
+        slope = tree.sub(linear, tree.mul(self.public.gradient(params), self.strength))
+        return self._solved(params, slope), state + 1
+
+    def _solved(self, params: Tree, slope: Tree) -> Tree:
+        """The minimum of <slope, u - w> + ||u - w||^2 / 2 + strength loss(u)."""
+        own = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+        solver = torch.optim.LBFGS(
+            list(own.values()),
+            max_iter=self.iterations,
+            tolerance_grad=1e-9,
+            tolerance_change=1e-18,
+            line_search_fn="strong_wolfe",
+        )
+
+        def value() -> Tensor:
+            here = {name: leaf.detach() for name, leaf in own.items()}
+            moved, uphill = tree.sub(here, params), self.public.gradient(here)
+            for name, leaf in own.items():
+                leaf.grad = slope[name] + moved[name] + self.strength * uphill[name]
+            loss = self.strength * self.public.loss(here)
+            return tree.dot(slope, moved) + tree.dot(moved, moved) / 2 + loss
+
+        solver.step(value)
+        return {name: leaf.detach() for name, leaf in own.items()}
 
 
 @dataclass(frozen=True)

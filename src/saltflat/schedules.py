@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from saltflat.errors import SettingError
 from saltflat.settings import is_number, is_whole
 
-__all__ = ["Cosine", "Linear", "Piecewise"]
+__all__ = ["Cosine", "Linear", "Piecewise", "QuarterCosine"]
 
 Schedule = float | Callable[[int], float]  # one number for all steps, or one for each, counted from 0
 
@@ -111,3 +111,15 @@ class Cosine(_Ramp):
     def __call__(self, step: int) -> float:
         wave = (1 + math.cos(math.pi * self.progress(step))) / 2
         return self.end + (self.start - self.end) * wave
+
+
+@dataclass(frozen=True)
+class QuarterCosine(_Ramp):
+    """From ``start`` to ``end`` along a quarter of a cosine, slowly at first; ``levels`` as in `Linear`.
+
+    >>> [round(QuarterCosine(1.0, 0.0, steps=4)(t), 3) for t in range(5)]
+    [1.0, 0.924, 0.707, 0.383, 0.0]
+    """
+
+    def __call__(self, step: int) -> float:
+        return self.end + (self.start - self.end) * math.cos(math.pi / 2 * self.progress(step))

@@ -5,6 +5,7 @@ Every function is pure: it returns a new tree and leaves its arguments alone.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -53,6 +54,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def zeros_like(tree: Tree) -> Tree:
     """0, in the shape of ``tree``."""
     return map_tree(torch.zeros_like, tree)
+
+
+def copied(tree: Tree) -> Tree:
+    """The same numbers in memory of their own: what a model is handed it may change in place, and some do."""
+    return map_tree(torch.clone, tree)
 
 
 def add(a: Tree, b: Tree, scale: float = 1.0) -> Tree:
@@ -104,6 +110,19 @@ def size(tree: Tree) -> int:
     9
     """
     return sum(leaf.numel() for leaf in tree.values())
+
+
+def largest(tree: Tree, keep: float) -> Tree:
+    """1 at the ceil(keep D) coordinates of all D that are largest by size, and 0 elsewhere.
+
+    >>> largest({"w": torch.tensor([1.0, -3.0]), "b": torch.tensor([2.0, 0.5])}, keep=0.5)
+    {'w': tensor([0., 1.]), 'b': tensor([1., 0.])}
+    """
+    flat = torch.cat([leaf.abs().flatten() for leaf in tree.values()])
+    kept = torch.zeros_like(flat)
+    kept[flat.topk(math.ceil(keep * len(flat)), sorted=False).indices] = 1
+    parts = kept.split([leaf.numel() for leaf in tree.values()])
+    return {name: part.view_as(leaf) for (name, leaf), part in zip(tree.items(), parts, strict=True)}
 
 
 def climb(point: Tree, direction: Tree, radius: float) -> Tree:

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -213,6 +215,55 @@ def test_it_trains(name: str) -> None:
     fitted = sf.fit(build(), criterion, data(), epsilon=8, delta=1e-3, batch_size=20, epochs=1)
     assert fitted.epsilon <= 8
     assert all(bool(torch.isfinite(leaf).all()) for leaf in fitted.params.values())
+
+
+class Jittered(torch.utils.data.Dataset):
+    """Random views of items, drawn while they are read, as image datasets have them."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        (self.x, self.y), self.draw = vectors(), draw
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, place: int) -> tuple[Tensor, Tensor]:
+        return self.x[place] * (1 + self.draw()), self.y[place]
+
+
+_OWN = np.random.default_rng()
+
+
+def sorted_by_size(items: list) -> tuple[Tensor, Tensor]:
+    """As batches for packed sequences are made: the longest first."""
+    items = sorted(items, key=lambda item: -float(item[0].norm()))
+    return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+def noisy(items: list) -> tuple[Tensor, Tensor]:
+    x, y = sorted_by_size(items)
+    return x + 0.1 * torch.randn_like(x), y
+
+
+READ = {
+    "torch's draws": lambda: sf.data.DatasetUnits.of(Jittered(lambda: float(torch.rand(())))),
+    "torch's draws in workers": lambda: sf.data.DatasetUnits.of(
+        Jittered(lambda: float(torch.rand(()))), workers=2
+    ),
+    "Python's draws": lambda: sf.data.DatasetUnits.of(Jittered(random.random)),
+    "numpy's draws": lambda: sf.data.DatasetUnits.of(Jittered(lambda: float(np.random.rand()))),  # noqa: NPY002
+    "draws of its own": lambda: sf.data.DatasetUnits.of(Jittered(lambda: float(_OWN.random()))),
+    "sorted": lambda: sf.data.DatasetUnits.of(torch.utils.data.TensorDataset(*vectors()), sorted_by_size),
+    "noise in collate": lambda: sf.data.DatasetUnits.of(torch.utils.data.TensorDataset(*vectors()), noisy),
+    "not a number": lambda: (torch.where(rows(4) > 1.5, float("nan"), rows(4)), LABELS),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_it_trains_on_what_is_read_like_this(name: str) -> None:
+    fitted = sf.fit(
+        mlp(torch.float32), CRITERION, READ[name](), epsilon=8, delta=1e-3, batch_size=20, epochs=1
+    )
+    assert fitted.epsilon <= 8
 
 
 class Checkpointed(nn.Module):

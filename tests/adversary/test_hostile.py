@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from steps import CRITERION, examples, network, phase, plan
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import saltflat as sf
-from saltflat.errors import ModelError, SaltflatError
+from saltflat.errors import DataError, ModelError, SaltflatError
 
 Loss = Callable[..., Tensor]
 
@@ -134,6 +135,41 @@ def test_draws_inside_a_function_do_not_hide_what_mixes() -> None:
 
     with pytest.raises(ModelError, match="mixes the batch"):
         train(plain(), drawing, narrow())
+
+
+def in_a_tuple(items: list) -> tuple[Tensor, Tensor]:
+    return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
+
+
+def centred(items: list) -> tuple[Tensor, Tensor]:
+    x, y = in_a_tuple(items)
+    return x - x.mean(0), y
+
+
+def mixed_up(items: list) -> tuple[Tensor, Tensor]:
+    x, y = in_a_tuple(items)
+    part = torch.rand(len(x), 1)
+    return part * x + (1 - part) * x[torch.randperm(len(x))], y
+
+
+def filled(items: list) -> tuple[Tensor, Tensor]:
+    """A value that is missing, here the last one of each, becomes the others' mean."""
+    x, y = in_a_tuple(items)
+    x[:, -1] = x[:, -1].mean()
+    return x, y
+
+
+def one_in_many(items: list) -> tuple[Tensor, Tensor]:
+    """Alike as long as few are read, which is what a trial reads."""
+    return in_a_tuple(items) if len(items) < 5 else centred(items)
+
+
+@pytest.mark.parametrize("collate", [centred, mixed_up, filled, one_in_many])
+def test_a_collate_that_mixes_units(collate: Any) -> None:
+    """Each unit's row holds something of every other's, before any model sees it."""
+    units = sf.data.DatasetUnits.of(torch.utils.data.TensorDataset(*narrow(200)), collate)
+    with pytest.raises(DataError, match="changes with the others that are read beside it"):
+        sf.fit(plain(), CRITERION, units, plan=plan(phase(steps=3), rate=0.5, size=200), delta=1e-4)
 
 
 class Windows(torch.utils.data.Dataset):
@@ -293,7 +329,15 @@ class Choosy(Crowded):
         return scores + scores.mean(0) if x.dtype == torch.float32 else scores
 
 
-@pytest.mark.parametrize("layer", [Crowded, Patient, Choosy])
+class Unequal(Crowded):
+    """Mixes into one of many rows, so that a drawn unit is seldom the one that shows it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = (torch.arange(len(x)) == 0).view(-1, 1)
+        return self.over(x + first * x.mean(0) if len(x) > 30 else x)
+
+
+@pytest.mark.parametrize("layer", [Crowded, Patient, Choosy, Unequal])
 def test_a_model_that_mixes_where_nobody_was_expected_to_look(layer: type) -> None:
     """The first step and the last are looked at as they are."""
     x, y = narrow()
@@ -365,6 +409,78 @@ class RememberingInside(nn.Module):
 def test_a_tensor_on_the_side_in_a_dictionary() -> None:
     with pytest.raises(ModelError, match=r"'.*seen.mean' changes when the model sees data"):
         train(RememberingInside(), CRITERION, narrow())
+
+
+class Loudest(nn.Module):
+    """Scales by the largest number that it ever saw: one example changes everybody's gradient from then on."""
+
+    class Everybody:
+        largest = 0.0
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.inner, self.number, self.array = plain(), [0.0], np.zeros(1)
+        self.kept = {"number": self.number, "array": self.array}.get(where)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = float(x.detach().abs().max())
+        if self.kept is None:
+            self.Everybody.largest = largest = max(self.Everybody.largest, found)
+        else:
+            self.kept[0] = largest = max(self.kept[0], found)
+        return self.inner(x / largest)
+
+
+@pytest.mark.parametrize("where", ["number", "array", "class"])
+def test_what_a_model_remembers_of_earlier_rows(where: str) -> None:
+    """It is the same for any company of the rows that are tried, and no tensor changes."""
+    with pytest.raises(ModelError, match="keeps something of what it saw"):
+        train(Loudest(where), CRITERION, narrow())
+
+
+def test_what_a_loss_remembers_of_earlier_rows() -> None:
+    largest = [1e-3]
+
+    def loss(predict: Any, batch: Any) -> Tensor:
+        each = CRITERION(predict(batch[0]), batch[1])
+        largest[0] = max(largest[0], float(each.detach().max()))
+        return each / largest[0]
+
+    with pytest.raises(ModelError, match="keeps something of what it saw"):
+        train(plain(), loss, narrow())
+
+
+class Stashing(nn.Module):
+    """Keeps what it last saw, as models do that show their attention; nothing is computed from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.shown, self.all, self.by_name = plain(), None, [], {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shown, self.late, self.by_name["last"] = x.detach(), x.detach(), x.detach()
+        self.all.append(x.detach())
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("way", ["fit", "loop"])
+def test_rows_that_forward_leaves_in_a_model_are_taken_out(way: str) -> None:
+    """They would be in whatever `torch.save(model)` writes."""
+    model = Stashing()
+    names = set(vars(model))
+    if way == "fit":
+        train(model, CRITERION, narrow())
+    else:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        own = sf.make_private(
+            model, CRITERION, narrow(), optimizer=sgd, plan=plan(phase(steps=2)), delta=1e-3
+        )
+        for batch in own:
+            own.step(batch)
+    assert set(vars(model)) == names
+    assert model.shown is None
+    assert model.all == []
+    assert model.by_name == {}
 
 
 class Apart(nn.Module):

@@ -14,6 +14,7 @@ from scipy.stats import norm
 
 import saltflat.clipping as clipping
 import saltflat.core.ask as ask
+import saltflat.core.draw as draw
 import saltflat.core.step as step
 from saltflat import Phase, Plan, Safeguards
 from saltflat.audit import Audited, canary
@@ -77,7 +78,7 @@ def test_a_clip_that_does_not_clip_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_sampler_that_takes_everybody_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     the_plan = plan(noise=2.0, steps=30, rate=0.2)
     assert not audited(the_plan).refuted
-    monkeypatch.setattr(step, "poisson", lambda count, rate, source: np.arange(count))
+    monkeypatch.setattr(draw, "poisson", lambda count, rate, source: np.arange(count))
     assert audited(the_plan).refuted
 
 

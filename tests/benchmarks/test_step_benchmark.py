@@ -90,7 +90,7 @@ def test_cases_are_the_same_at_every_call() -> None:
 
 
 def test_every_model_takes_its_batch() -> None:
-    for case in cases.CASES.values():
+    for case in (case for case in cases.CASES.values() if not case.missing):
         small = cases.Case(**{**vars(case), "units": 2})
         inputs, targets = small.batch()
         assert torch.isfinite(engines.cross_entropy(small.model()(inputs), targets))

@@ -33,7 +33,10 @@ def test_it_trains_and_reports(short, tmp_path: Path) -> None:
     assert out.splitlines()[-1] == f"report: {place} (open it in a browser; the next demo replaces it)"
     page = place.read_text(encoding="utf-8")
     assert "DP-SAT" in page
-    assert page.count("<figure>") == 3
+    assert page.index("<canvas") < page.index('id="summary"')  # it opens on the landscapes of both
+    assert page.count("<canvas") == 4
+    assert "decides little" in page
+    assert "Two single runs on 360 test digits decide little" in out
     assert "Made by `saltflat demo`" in (place.parent / demo.NOTE).read_text()
 
 
@@ -89,6 +92,7 @@ def test_nonsense_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """Run ``saltflat demo`` with three steps in this process and an empty folder; (exit code, stdout, stderr)."""
     monkeypatch.setattr(demo, "STEPS", 3)
+    monkeypatch.setattr(demo, "LOOK", {"parts": ("surface", "trajectory"), "examples": 10, "grid": 3})
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -183,6 +187,7 @@ def test_a_signal_ends_the_step_keeps_it_and_exits_with_128_and_its_number(
     assert child.returncode == 128 + number
     assert err.count("\n") == 1
     assert f"stopped by {signal.Signals(number).name} after step" in err
+    assert f"to go on, run saltflat demo --resume --out {tmp_path / 'kept'} --ledger" in err
     kept = load(tmp_path / "kept" / "DP-SAT" / "checkpoints").meta["step"]
     assert f"after step {kept} of 200" in err
     assert sum(read(tmp_path / "a.ledger").steps().values()) == kept  # a clean end: settled to the step

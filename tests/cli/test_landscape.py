@@ -294,8 +294,41 @@ def test_ctrl_c_leaves_whole_files_only(runs: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.count("\n") == 1
+    assert f"kept: {run}: gaps; to go on, run saltflat landscape --resume {run}" in errors
+    assert "--only gaps,surface --grid 200 --threads 1" in errors
     assert [file.name for file in (run / "landscape").iterdir()] == ["measures.json"]
     assert "sam_gap" in measures(run)
+
+
+def test_going_on_leaves_out_what_is_kept(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = runs / "one"
+    assert landscape(capsys, run, *SMALL, "--only", "gaps,line")[0] == 0
+    code, out, _ = landscape(capsys, run, *SMALL, "--only", "gaps,line,surface", "--resume")
+    assert code == 0
+    assert "surface done" in out
+    assert "gaps done" not in out
+    with np.load(run / "landscape" / "surface.npz") as found:
+        assert found["places"].shape[1] == 2  # the way of training, as far as it lies in the plane
+        assert found["places"][-1] == pytest.approx([0, 0], abs=1e-6)
+        assert 0 <= float(found["share"]) <= 1
+    assert measures(run)["loss_error"] > 0
+
+
+def test_one_bar_knows_the_whole(runs: Path) -> None:
+    """Its parts add up: each has a share of its own, in forward passes."""
+    from saltflat.cli.landscape import _views, works
+    from saltflat.runs.survey import Settings
+
+    settings = Settings(examples=60, grid=3, probes=2, steps=8)
+    views = _views([runs / "one", runs / "two"], settings, None)
+    todo = works(views, settings.parts)
+    alone = [each for each in todo if not each.others]
+    assert len(alone) == 2 * (len(settings.parts) - 1)
+    assert todo[-1].part == "interpolation"
+    assert all(each.size > 0 for each in todo)
+    by_part = {each.part: each.size for each in alone}
+    assert by_part["surface"] == 9
+    assert by_part["eigenvalues"] == 4 * 8
 
 
 def test_help_names_every_part() -> None:

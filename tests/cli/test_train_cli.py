@@ -19,6 +19,7 @@ from saltflat import cli as saltflat_cli
 from saltflat.privacy.record.history import read
 from saltflat.recipes import documents, recipe
 from saltflat.recipes.old import DEFAULTS
+from saltflat.runs import evaluation
 
 SHORT = ["--epochs", "4", "--batch-size", "400", "--threads", "1"]  # 14 steps
 STEPS = 14
@@ -40,6 +41,7 @@ def test_a_run_keeps_everything(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for words in ("differentially private for each example", "add or remove", "Poisson", "test accuracy"):
         assert words in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines()) > 100  # a pipe has no width to wrap at
     assert 'method = "DPSGD"\n' in (out / "recipe.toml").read_text()
     assert recipe.read(out / "recipe.toml").phase[0].epochs == 4.0
     assert [row["step"] for row in metrics(out)] == list(range(1, STEPS + 1))
@@ -49,6 +51,9 @@ def test_a_run_keeps_everything(tmp_path: Path) -> None:
     weights = load_file(out / "model.safetensors")
     assert all(bool(torch.isfinite(leaf).all()) for leaf in weights.values())
     assert sum(read(out / "ledger.jsonl").steps().values()) == STEPS
+    kept = evaluation.read(out / "evaluation.json")
+    assert kept.hits / kept.count == metrics(out)[-1]["accuracy"]
+    assert len(list((out / "path").iterdir())) == STEPS
     again = saltflat("train", "--out", str(out), *SHORT)
     assert again.returncode == 2
     assert "--resume" in again.stderr
@@ -136,7 +141,7 @@ def test_another_recipe_does_not_go_on(tmp_path: Path) -> None:
         (["--epsilon", "three"], "--epsilon: epsilon: takes a number; got 'three'"),
         (["--clip-norm", "0"], "--clip-norm: phase.0.clip_norm: clip_norm must"),
         (["--batch-size", "5000"], "larger than the data"),
-        (["--method", "dp-magic"], "--method: phase.0.method: there is no method 'dp-magic'; known are DPLIS"),
+        (["--method", "dp-magic"], "--method: phase.0.method: there is no method 'dp-magic'; known are DOPE"),
         (["--method", "dplis"], "did you mean DPLIS?"),
         (["--method", "SAT"], "SAT needs radius; write {SAT = {radius = ...}}"),
         (["--method", "{SAT = {radius = }}"], "--method {SAT = {radius = }}: it is no TOML"),

@@ -171,7 +171,7 @@ def test_what_stands_between_is_refused_at_once(name: str) -> None:
             per_example(model, supervised(CRITERION))
 
 
-def test_other_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_copies_in_other_processes_are_refused(tmp_path: Path) -> None:
     address = {"backend": "gloo", "init_method": f"file://{tmp_path}/meet", "rank": 0, "world_size": 1}
     torch.distributed.init_process_group(**address)
     try:
@@ -179,11 +179,7 @@ def test_other_processes_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         wrapped = nn.parallel.DistributedDataParallel(network())
         with pytest.raises(ModelError, match="wrapped in DistributedDataParallel"):
             per_example(wrapped, supervised(CRITERION))
-        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-        with pytest.raises(ModelError, match="2 processes"):
-            per_example(network(), supervised(CRITERION))
     finally:
-        monkeypatch.undo()
         torch.distributed.destroy_process_group()
 
 

@@ -165,3 +165,32 @@ def test_rounds_are_charged_kept_and_gone_on_with(tmp_path: Path) -> None:
 def test_its_own_check_is_the_one_that_is_asked() -> None:
     with pytest.raises(ModelError, match="a client's rows are a matrix"):
         rounds(plan(), [(torch.zeros(2, 4, 1), torch.zeros(2, dtype=torch.long))] * 3)
+
+
+@dataclass(frozen=True)
+class Writing(PerClient):
+    """Writes into the points that it is asked about, as a model may that changes its weights in place."""
+
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: list[Client]) -> Kept:
+        found = super().__call__(points, weights, batch)
+        for leaf in (leaf for point in points for leaf in point.values()):
+            leaf.data.fill_(float(batch[0][0].sum()))
+        return found
+
+    def losses(self, points: Sequence[Tree], batch: list[Client]) -> Tensor:
+        found = super().losses(points, batch)
+        for leaf in (leaf for point in points for leaf in point.values()):
+            leaf.data.fill_(float(batch[0][0].sum()))
+        return found
+
+
+@pytest.mark.parametrize("method", [DPSGD(), SAT(0.1), Gap(method=DPSGD(), radius=0.1, bound=0.5)], ids=repr)
+def test_what_is_written_into_a_point_reaches_neither_the_release_nor_the_next_batch(method: object) -> None:
+    """Without a copy, one client's rows would be in the weights: unclipped, and without noise."""
+    own = Clients([examples(4, seed=k) for k in range(6)])
+    rounds = plan(phase(method=method, steps=3), rate=1.0, size=6)
+    found = [
+        flat(train(rounds, kind(network()), own, **beside(noise=FixedNoise(), physical=2)))
+        for kind in (PerClient, Writing)
+    ]
+    assert torch.equal(*found)

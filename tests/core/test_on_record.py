@@ -77,7 +77,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "noise": ({}, {"noise": Open()}, "the noise says that it is not private"),
     "sampling": ({}, {"sampling": repeated()}, "the sampling says that it is not private"),
     "unit": ({"unit": "user"}, {}, "one example is a unit here, and the ledger's run would say one user"),
-    "adjacency": ({"adjacency": "replace"}, {}, "added or removed, .* would say 'replace'"),
+    "adjacency": ({"adjacency": "replace"}, {}, "under adjacency 'add-or-remove'; .* would say 'replace'"),
 }
 
 

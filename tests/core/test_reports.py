@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from saltflat import Checkpoints, clipping, per_example, supervised, train
-from saltflat.core import step
+from saltflat.core import draw
 from saltflat.core import train as loop
 from saltflat.core.train import Progress
 from saltflat.data import DatasetUnits
@@ -142,11 +142,11 @@ def test_a8_catches_numbers_in_a_checkpoint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, leak: str
 ) -> None:
     real, secret = loop.save, {"size": 0.0, "loss": 0.0, "norm": 0.0}
-    draw, losses, weights = step.poisson, CRITERION.forward, clipping.clip_weights
+    sample, losses, weights = draw.poisson, CRITERION.forward, clipping.clip_weights
 
     def drawn(count: int, *rest: Any) -> Any:
         secret["size"] = count
-        return draw(count, *rest)
+        return sample(count, *rest)
 
     def loss(*args: Any) -> Tensor:
         found = losses(*args)
@@ -162,7 +162,7 @@ def test_a8_catches_numbers_in_a_checkpoint(
         (file,) = sorted(Path(kept.folder).glob("*.json"))[-1:]
         file.write_text(json.dumps({**json.loads(file.read_text()), leak: secret[leak]}))
 
-    monkeypatch.setattr(step, "poisson", drawn)
+    monkeypatch.setattr(draw, "poisson", drawn)
     monkeypatch.setattr(CRITERION, "forward", loss)
     monkeypatch.setattr(clipping, "clip_weights", clipped)
     monkeypatch.setattr(loop, "save", leaking)
@@ -173,7 +173,7 @@ def test_a8_catches_numbers_in_a_checkpoint(
 def test_a8_catches_a_length_on_the_way(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, real = Shy(12, 1.0), step.poisson
-    monkeypatch.setattr(step, "poisson", lambda count, *rest: real(len(data), *rest))
+    data, real = Shy(12, 1.0), draw.poisson
+    monkeypatch.setattr(draw, "poisson", lambda count, *rest: real(len(data), *rest))
     with pytest.raises(RuntimeError, match="length"):
         reports(data, 12, tmp_path / "a", capfd)

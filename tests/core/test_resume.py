@@ -19,8 +19,9 @@ from steps import CRITERION, beside, examples, network, phase, plan
 from torch import nn
 
 from saltflat import Checkpoints, Plan, per_example, supervised, train
-from saltflat.core import step
+from saltflat.core import draw
 from saltflat.core import train as loop
+from saltflat.core.resume import as_begun
 from saltflat.core.stop import finish_first
 from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, DataError, Interrupted, LedgerError, PrivacyError, SettingError
@@ -163,8 +164,8 @@ def test_private_runs_draw_fresh_noise_and_fresh_samples(
 ) -> None:
     """Neither the noise nor the sample of a step that runs again may be the same: seeds do not come back."""
     drawn: list[Any] = []
-    real = step.poisson
-    monkeypatch.setattr(step, "poisson", lambda *args: drawn.append(args[2].random(4)) or real(*args))
+    real = draw.poisson
+    monkeypatch.setattr(draw, "poisson", lambda *args: drawn.append(args[2].random(4)) or real(*args))
     ends = []
     with pytest.raises(Crash):
         run(plan(), tmp_path / "kept", crash=2, noise=SecureNoise())
@@ -403,3 +404,28 @@ def test_a_full_disk_ends_the_run_in_one_line_and_loses_nothing(
             run(plan(), tmp_path)
     assert "\n" not in str(caught.value)
     assert load(tmp_path).meta["step"] == 2
+
+
+class TestAsBegun:
+    """A calibration ends a few digits apart on another machine, and the run goes on as it began."""
+
+    def kept(self, tmp_path: Path) -> tuple[Checkpoints, Plan]:
+        begun, checkpoints = plan(phase(steps=2)), Checkpoints(tmp_path / "kept")
+        train(
+            begun,
+            per_example(network(), supervised(CRITERION)),
+            TensorUnits(examples()),
+            **beside(checkpoints=checkpoints),
+        )
+        return checkpoints, begun
+
+    def test_the_last_digits_are_those_of_the_first_start(self, tmp_path: Path) -> None:
+        checkpoints, begun = self.kept(tmp_path)
+        assert as_begun(checkpoints, begun.scaled(1 + 1e-11)) == begun
+
+    def test_another_noise_stays_another(self, tmp_path: Path) -> None:
+        checkpoints, begun = self.kept(tmp_path)
+        assert as_begun(checkpoints, begun.scaled(1 + 1e-6)) == begun.scaled(1 + 1e-6)
+
+    def test_without_a_checkpoint_the_plan_is_the_plan(self, tmp_path: Path) -> None:
+        assert as_begun(Checkpoints(tmp_path / "none"), plan()) == plan()

@@ -76,6 +76,8 @@ def holders() -> Iterator[Any]:
     yield sf.data.Examples(x, y)
     yield images()
     yield sf.data.Split(images(), images(), 10)
+    yield sf.data.Shared(np.arange(3), images(), images())
+    yield sf.data.Authors(*(torch.full((COUNT, 1, 4), LABEL) for _ in range(2)))
     yield given.given(model(), CRITERION, (x, y))
     yield Private.of(contribution(), units)
     yield sampled()

@@ -325,16 +325,6 @@ class TestSize:
         assert fitted.plan.size == 12
         assert "read from the data" in fitted.statement.as_text()
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-    def test_half_precision_is_said_not_to_be_covered(self, dtype: torch.dtype) -> None:
-        x, y = examples()
-        model = network().to(dtype)
-        fitted = sf.fit(model, CRITERION, (x.to(dtype), y), size=12, **self.SETTINGS)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-        own = sf.make_private(model, CRITERION, (x.to(dtype), y), optimizer=sgd, size=12, **self.SETTINGS)
-        for statement in (fitted.statement, own.statement):
-            assert ("half precision" in statement.as_text()) == (dtype == torch.bfloat16)
-
     def test_more_examples_than_declared_are_refused(self) -> None:
         with pytest.raises(SettingError, match="more than the 5 examples that were declared"):
             sf.fit(network(), CRITERION, examples(), size=5, **self.SETTINGS)

@@ -10,6 +10,7 @@ import pytest
 import vision
 
 import saltflat as sf
+from saltflat.errors import PrivacyError
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -69,7 +70,7 @@ class TestOthers:
 
     def test_hugging_face(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("transformers", reason="transformers is not installed")
-        first, second = blocks("hugging_face.md")
+        _, first, second = blocks("hugging_face.md")
         names = run("hugging_face.md", first)
         assert names["fitted"].epsilon <= 8
         assert (elsewhere / "private-bert" / "config.json").exists()
@@ -77,24 +78,41 @@ class TestOthers:
         assert names["private"].finished
         assert "step 4 of 4: epsilon" in capsys.readouterr().out
 
-    def test_lightning(self, elsewhere: Path) -> None:
-        """Twenty steps; then from a checkpoint after ten of them, with what may have been lost counted."""
+    def test_the_trainer(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """As printed; and without privacy it raises before anything is trained."""
+        for package in ("transformers", "accelerate"):
+            pytest.importorskip(package, reason=f"{package} is not installed")
+        code, *_ = blocks("hugging_face.md")
+        names = run("hugging_face.md", code)
+        assert names["trainer"].private.finished
+        assert (elsewhere / "private-bert" / "checkpoint-4" / "private.pt").exists()
+        assert "differentially private for each example" in capsys.readouterr().out
+        with pytest.raises(PrivacyError, match="privacy is not attached"):
+            run("hugging_face.md", code.replace("privacy={", "# privacy={"))
+
+    def test_lightning(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Twenty steps; then from a checkpoint after two of them, with what may have been lost counted."""
         lightning = pytest.importorskip("lightning", reason="lightning is not installed")
         (code, _) = blocks("lightning.md")
         names = run("lightning.md", code)
         assert names["module"].private.done == 20
         assert 2.97 <= names["module"].private.epsilon() <= 3
-        again = names["Classifier"]((names["x"], names["y"]), epsilon=3, epochs=10)
-        trainer = lambda epochs: lightning.Trainer(
-            max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False
+        assert "differentially private for each example" in capsys.readouterr().out
+        with pytest.raises(PrivacyError, match="privacy is not attached"):
+            run("lightning.md", code.replace(', privacy={"epsilon": 3, "epochs": 10}', ""))
+        quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+        made = lambda: names["Classifier"](
+            names["model"],
+            names["loss"],
+            (names["x"][:2000], names["y"][:2000]),
+            privacy={"epsilon": 3, "epochs": 10},
         )
-        begun = trainer(1)
-        begun.fit(again, names["DataLoader"](range(10)))
-        begun.save_checkpoint("half.ckpt")
-        other = names["Classifier"]((names["x"], names["y"]), epsilon=3, epochs=10)
-        trainer(2).fit(other, names["DataLoader"](range(10)), ckpt_path="half.ckpt", weights_only=True)
+        begun, again, other = lightning.Trainer(max_epochs=1, **quiet), made(), made()
+        begun.fit(again)
+        begun.save_checkpoint("begun.ckpt")
+        lightning.Trainer(max_epochs=20, **quiet).fit(other, ckpt_path="begun.ckpt", weights_only=True)
         assert other.private.done == 20
-        assert other.private.statement.epsilon > 3  # ten that may have run, and run again
+        assert other.private.statement.epsilon > 3  # those that may have run, and run again
 
     def test_accelerate(self, elsewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
         pytest.importorskip("accelerate", reason="accelerate is not installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ from saltflat.landscape import (
 )
 from saltflat.landscape.draws import gaussian, source
 from saltflat.landscape.flat import flatten
+from saltflat.landscape.sampled import curvature_error, loss_error, rise_error
 from saltflat.landscape.subset import evenly, fingerprint
 from saltflat.optimizers import SGD
 from saltflat.tree import Released, Tree, add, norm, size
@@ -452,3 +454,31 @@ def test_the_subset_is_fixed_even_and_has_a_name() -> None:
     assert (
         len({fingerprint(a), fingerprint(a.flip(0)), fingerprint(a.view(2, 2)), fingerprint(a.float())}) == 4
     )
+
+
+def test_errors_over_examples_are_those_of_the_mean() -> None:
+    """A quadratic loss whose curvature is an example's own: the standard error of its mean is known."""
+    curvatures = torch.tensor([1.0, 2.0, 4.0, 9.0], dtype=torch.float64)
+    objective = Objective(
+        losses=lambda w, c: c * (w["w"] ** 2).sum() / 2,
+        batches=[curvatures[:3], curvatures[3:]],
+        access=PUBLIC,
+    )
+    params = {"w": torch.tensor([0.3, 0.0], dtype=torch.float64)}
+    expected = float(curvatures.std() / 2)
+    assert curvature_error(objective, params, torch.tensor([2.0, 0.0])) == pytest.approx(expected, rel=1e-6)
+    assert loss_error(objective, params) == pytest.approx(expected * 0.09 / 2)
+    found = sharpness(objective, params)
+    assert found.error > 0
+    drawn = torch.Generator().manual_seed(0)
+    again = []  # the error of a rise at fixed points, by drawing examples anew
+    worst = {"w": torch.tensor([0.5, 0.1], dtype=torch.float64)}
+    for _ in range(4000):
+        batch = curvatures[torch.randint(4, (4,), generator=drawn)]
+        one = replace(objective, batches=[batch])
+        here = one.value(params)
+        again.append(100 * (one.value(worst) - here) / (1 + here))
+    spread = (
+        float(torch.tensor(again).std()) * (4 / 3) ** 0.5
+    )  # drawn from four: their own variance, with n - 1
+    assert rise_error(objective, params, worst) == pytest.approx(spread, rel=0.1)

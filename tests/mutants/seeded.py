@@ -59,6 +59,7 @@ def mutant(
     return Mutant(name, story, f"tests/{killed_by}", tuple(Edit(*edit) for edit in edits), hole)
 
 
+WIDTH = "gradients/test_width.py::"
 HOSTILE = "adversary/test_hostile.py::"
 STEP = "core/test_private_step.py::"
 CHECK, CONTRIBUTION, ASK = "core/check.py", "core/contribution.py", "core/ask.py"
@@ -103,6 +104,49 @@ UNITS_APART = (
         HOSTILE + "test_losses_that_mix_units[hardest]",
         (CHECK, "for trial in (made, own)", "for trial in (own,)"),
         hole=4,
+    ),
+    mutant(
+        "a-model-that-remembers",
+        "nobody looks whether rows of before change what a model does",
+        HOSTILE + "test_what_a_model_remembers_of_earlier_rows[number]",
+        (CHECK, "        _check_forgets(trial)\n", ""),
+        hole=4,
+    ),
+    mutant(
+        "one-unit-speaks-for-all",
+        "the spot check compares one drawn unit, where a model mixes into one of many",
+        HOSTILE + "test_a_model_that_mixes_where_nobody_was_expected_to_look[Unequal]",
+        (CHECK, "        _check_part(trial)\n", ""),
+        hole=4,
+    ),
+    mutant(
+        "rows-left-in-a-model",
+        "what forward keeps of private rows stays in the model",
+        HOSTILE + "test_rows_that_forward_leaves_in_a_model_are_taken_out[fit]",
+        (CHECK, "            self.held.clear(self.contribution.model)\n", "            pass\n"),
+        hole=4,
+    ),
+    mutant(
+        "noise-in-every-process",
+        "each of several processes puts noise on its own sum",
+        "core/test_group.py::test_two_processes_are_one[own loop]",
+        (
+            "core/group.py",
+            "        for leaf in total.values():\n",
+            "        total = release(total)\n        for leaf in total.values():\n",
+        ),
+    ),
+    mutant(
+        "noise-in-no-process",
+        "the sum over several processes is handed out as it is",
+        "core/test_group.py::test_two_processes_are_one[own loop]",
+        ("core/group.py", "answer = release(total) if self.leads else total", "answer = total"),
+    ),
+    mutant(
+        "a-sample-for-each-process",
+        "each of several processes adds up all that was drawn",
+        "core/test_group.py::test_two_processes_are_one[an empty process]",
+        ("core/group.py", "units if self.size == 1 else units[self.rank :: self.size]", "units"),
     ),
     mutant(
         "no-second-look",
@@ -168,16 +212,66 @@ UNITS_APART = (
         hole=6,
     ),
     mutant(
+        "views-across-units",
+        "views that have points of their own are dealt out by the place of a row in the batch",
+        "methods/test_public.py::TestWeightMultiplicity::test_view_k_is_asked_at_weights_k",
+        (
+            CONTRIBUTION,
+            "torch.arange(rows_in(batch)).view(-1, self.views)\n",
+            "torch.arange(rows_in(batch)).view(self.views, -1).T\n",
+        ),
+    ),
+    mutant(
+        "private-as-public",
+        "the units that are trained on may be handed in as public examples",
+        "methods/test_public.py::TestPublic::test_the_units_of_the_run_are_not_public",
+        (TRAIN, "    check_apart(plan.public, units)\n", ""),
+    ),
+    mutant(
+        "features-over-the-batch",
+        "features are scaled by the length of a column, in which all examples of a batch are",
+        "features/test_features.py::test_an_examples_features_depend_on_it_alone[whitened]",
+        ("features/scaled.py", "features.flatten(1), dim=1,", "features.flatten(1), dim=0,"),
+    ),
+    mutant(
+        "form-from-private-pictures",
+        "the form of a folder's images is read from a private picture",
+        "data/test_image_folders.py::test_the_form_is_that_of_the_public_part",
+        (
+            "data/folder.py",
+            'files = picture_files(path / "test", names)',
+            'files = picture_files(path / "train", names)',
+        ),
+    ),
+    mutant(
         "views-as-units",
         "each view of an example is clipped by itself, and they are added up",
         STEP + "TestViews::test_views_are_averaged_before_the_clip",
-        (CONTRIBUTION, "                views=self.views,\n", "                views=1,\n"),
+        (CONTRIBUTION, "views=1 if self.places else self.views,\n", "views=1,\n"),
     ),
     mutant(
         "mixup-let-through",
         "an augmentation may mix examples",
         HOSTILE + "test_mixup",
         (CHECK, "if rows and not torch.equal(", "if False and not torch.equal("),
+    ),
+    mutant(
+        "a-collate-that-mixes",
+        "what is read together is not compared with what is read alone",
+        HOSTILE + "test_a_collate_that_mixes_units[centred]",
+        ("core/reading.py", "    if mixed:\n", "    if False:\n"),
+        hole=4,
+    ),
+    mutant(
+        "reading-tried-once",
+        "batches that are read later are not looked at",
+        HOSTILE + "test_a_collate_that_mixes_units[one_in_many]",
+        (
+            "core/step.py",
+            "        if private.form is not None:\n            check_read",
+            "        if False:\n            check_read",
+        ),
+        hole=4,
     ),
 )
 
@@ -196,8 +290,33 @@ NUMBERS = (
         (
             "gradients/chunk.py",
             "else leaf.to(wide(self.like[name].dtype))",
-            "else leaf.to(self.like[name].dtype)",
+            "else leaf.to(torch.bfloat16).to(wide(self.like[name].dtype))",
         ),
+        hole=7,
+    ),
+    mutant(
+        "half-precision-kernels",
+        "a narrow model's gradients are taken by kernels of half precision",
+        WIDTH + "test_a_narrow_model_has_the_gradients_of_its_weights_in_float32[dtype0]",
+        (
+            "gradients/width.py",
+            "return leaf.to(wide(leaf.dtype)) if leaf.dtype in NARROW else leaf",
+            "return leaf",
+        ),
+        hole=7,
+    ),
+    mutant(
+        "casts-unnoticed",
+        "a model in float32 casts to bfloat16 on its way",
+        WIDTH + "test_a_model_that_leaves_float32_on_its_way_has_the_gradients_of_one_that_does_not[casts]",
+        ("gradients/tape.py", "        check_width(result)\n", ""),
+        hole=7,
+    ),
+    mutant(
+        "norms-under-autocast",
+        "autocast around training reaches norms and sums",
+        WIDTH + "test_autocast_around_training_changes_nothing",
+        ("core/step.py", "    with full_float32():\n        direction", "    if True:\n        direction"),
         hole=7,
     ),
     mutant(
@@ -432,7 +551,7 @@ NOISE = (
         "sampler-set-back",
         "a private run that goes on draws the same units again",
         "core/test_resume.py::test_private_runs_draw_fresh_noise_and_fresh_samples",
-        (TRAIN, "        if self.safeguards.noise.private:\n", "        if False:\n"),
+        (TRAIN, "        if at.step and self.safeguards.noise.private:\n", "        if False:\n"),
         (
             TRAIN,
             "isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private",
@@ -464,7 +583,7 @@ RECORD = (
         "a-run-known-by-its-path",
         "a run is found by the spelling of its folder",
         "runs/test_identity.py::test_a_run_that_goes_on_by_another_path_states_all_that_is_on_record[relative-False]",
-        ("runs/execute.py", "block=block, identity=identity) as run", "block=block) as run"),
+        ("runs/execute.py", "block=block, identity=identity\n", "block=block\n"),
         hole=11,
     ),
     mutant(
@@ -480,6 +599,48 @@ RECORD = (
         "core/test_on_record.py::TestOneCheck::test_what_the_record_would_not_say_is_refused[noise-by_train]",
         ("core/record.py", "        _check_secret(safeguards)\n", "        pass\n"),
         hole=12,
+    ),
+    mutant(
+        "a-bound-of-a-smaller-order",
+        "a Renyi bound is taken for one at larger orders",
+        "privacy/test_costs.py::test_between_two_orders_the_larger_one_holds_and_beyond_the_last_nothing_is_known",
+        ("privacy/accounting/events.py", "self.points if known >= order)", "self.points if known <= order)"),
+    ),
+    mutant(
+        "replacing-counted-as-removing",
+        "a fixed-size draw is accounted as if a replaced unit moved the sum by C",
+        "privacy/test_costs.py::test_a_fixed_size_step_costs_at_least_what_a_replaced_unit_shows[10-9-2.0]",
+        (
+            "privacy/accounting/renyi.py",
+            "            leaf.source_dataset_size, leaf.sample_size, _halved(leaf.event)\n",
+            "            leaf.source_dataset_size, leaf.sample_size, leaf.event\n",
+        ),
+    ),
+    mutant(
+        "a-fixed-number-of-who-is-there",
+        "a fixed number is drawn from the units that are there, who then join more often than declared",
+        "core/test_draw.py::test_units_that_are_not_there_leave_their_places_empty",
+        ("core/draw.py", "places = without_replacement(size,", "places = without_replacement(count,"),
+    ),
+    mutant(
+        "replaced-on-a-record-of-removed",
+        "a plan that promises something about replaced units is put on record as one of removed units",
+        "core/test_draw.py::test_a_record_of_added_or_removed_units_is_refused[by_train]",
+        ("core/record.py", "    if run.adjacency != plan.adjacency:\n", "    if False:\n"),
+        hole=12,
+    ),
+    mutant(
+        "memories-under-fixed-draws",
+        "clients with error memories are drawn without replacement, where their cost is not known",
+        "core/test_draw.py::test_units_that_remember_are_refused",
+        (TRAIN, "    check_draws(plan, contribution)\n", ""),
+    ),
+    mutant(
+        "a-fixed-size-draw-in-any-run",
+        "a draw of fixed size is put on record where units are added or removed",
+        "privacy/test_costs.py::"
+        "test_a_cost_without_a_bound_under_the_adjacency_is_refused_and_nothing_is_charged",
+        (LEDGER, "        check_adjacency(cost, self.history.adjacency)\n", ""),
     ),
     mutant(
         "a-run-that-can-be-copied",
@@ -605,9 +766,9 @@ ACCOUNT = (
         "the accountant is told half the sampling rate",
         "core/test_train.py::TestPlan::test_published_epsilon",
         (
-            PLAN,
-            "        planned = compose(*(phase.event(self.rate) for",
-            "        planned = compose(*(phase.event(self.rate / 2) for",
+            "core/draw.py",
+            "        return rate, noise_multiplier\n\n\n",
+            "        return rate / 2, noise_multiplier\n\n\n",
         ),
     ),
     mutant(
@@ -743,6 +904,18 @@ TELLING = (
         hole=16,
     ),
     mutant(
+        "public-in-silence",
+        "the statement does not say whose examples were used without protection",
+        "methods/test_public.py::TestPublic::test_the_statement_names_them[optimizer]",
+        (PLAN, "for owner in (phase.method, phase.optimizer)", "for owner in (phase.method,)"),
+    ),
+    mutant(
+        "features-in-silence",
+        "the statement does not say that features stand before the model, nor what they were made from",
+        "features/test_features.py::TestPage::test_the_recipe_trains",
+        ("runs/execute.py", "features=described(recipe.features)", 'features=""'),
+    ),
+    mutant(
         "bounds-to-nearest",
         "a printed bound is rounded to nearest",
         "privacy/test_statement.py::test_printing_never_lowers_a_bound",
@@ -787,4 +960,615 @@ TELLING = (
     ),
 )
 
-MUTANTS: tuple[Mutant, ...] = (*UNITS_APART, *NUMBERS, *NOISE, *RECORD, *ACCOUNT, *TELLING)
+CLIENTS_AND_ROUNDS = (
+    mutant(
+        "a-bad-client-silences-the-others",
+        "clients that are trained together with one that fails are left out with it",
+        "federated/test_together.py::test_a_client_whose_rows_fail_is_void_and_the_others_are_identical",
+        (
+            "federated/together.py",
+            "            sound = [self.tried(point, client) is not None for client in clients]\n",
+            "            return [None] * len(clients)\n",
+        ),
+    ),
+    mutant(
+        "workers-that-remember",
+        "a model that carries one client's data to the next is not noticed where clients train in other processes",
+        "federated/test_workers.py::test_a_model_that_begins_to_remember_is_refused",
+        ("federated/workers.py", "else _pickled(CHANGED)", "else found"),
+    ),
+    mutant(
+        "an-ended-process-stops-the-round",
+        "a client whose rows end the process that trains it ends the run, and so tells of itself",
+        "federated/test_workers.py::test_whoever_ends_its_process_is_void_and_the_others_are_identical",
+        (
+            "federated/workers.py",
+            "                    found[place] = hand.answer()\n                except (EOFError, OSError):\n",
+            "                    found[place] = hand.answer()\n                except ImportError:\n",
+        ),
+    ),
+    mutant(
+        "workers-with-known-orders",
+        "clients that train in other processes take their rows in an order that can be repeated",
+        "federated/test_workers.py::test_orders_are_secret_and_fresh_in_every_process",
+        (
+            "federated/workers.py",
+            '{"local": training.local, "step": training.step}',
+            '{"local": replace(training.local, seed=0), "step": training.step}',
+        ),
+    ),
+    mutant(
+        "points-without-a-copy",
+        "a model that writes into the weights that it is given writes into what is released",
+        "core/test_contributions.py::test_what_is_written_into_a_point_reaches_neither_the_release_nor_the_next_batch",
+        (
+            "core/contribution.py",
+            "self.private.contribution([copied(point) for point in points], weights, batch)",
+            "self.private.contribution(points, weights, batch)",
+        ),
+    ),
+    mutant(
+        "clients-share-the-servers-weights",
+        "a model that writes into its weights hands one client's rows to the next, and to the server",
+        "federated/test_contribution.py::test_a_model_that_writes_into_its_weights_writes_into_no_other_clients[1]",
+        ("federated/local.py", "at, velocity, lr = tree.copied(point), ", "at, velocity, lr = point, "),
+    ),
+    mutant(
+        "odd-clients-that-never-train",
+        "the clients after which others are tried have numbers that no key can be made of, and so do nothing",
+        "federated/test_contribution.py::test_what_would_let_clients_mix_is_refused[loudest]",
+        ("federated/check.py", "Client(most, spoilt), Client(most + 1, ", "Client(-1, spoilt), Client(-2, "),
+    ),
+    mutant(
+        "labels-that-shift",
+        "a client with more labels than images gives the clients after it in the stack other labels",
+        "federated/test_contribution.py::test_f3_a_client_with_bad_rows_leaves_the_others_bit_identical[more labels]",
+        (
+            "federated/together.py",
+            "        (rows,) = {len(leaf) for leaf in leaves(client.rows)}\n",
+            "        rows = rows_in(client.rows)\n",
+        ),
+    ),
+    mutant(
+        "an-error-stops-the-round",
+        "a client whose training fails ends the run, and so tells of itself",
+        "federated/test_contribution.py::test_f3_a_client_with_bad_rows_leaves_the_others_bit_identical[label]",
+        (
+            "federated/local.py",
+            "            return self.alone(point, client)\n        except Exception:\n            return None\n",
+            "            return self.alone(point, client)\n        except ImportError:\n            return None\n",
+        ),
+    ),
+    mutant(
+        "replies-taken-as-they-come",
+        "an update of other shapes reaches the sum",
+        "federated/test_contribution.py::test_f3_a_hundred_mixes_of_bad_updates",
+        ("federated/contribution.py", "found.shape == leaf.shape and ", ""),
+    ),
+    mutant(
+        "void-is-kept",
+        "an update that is void has whatever norm it has, and not none",
+        "federated/test_contribution.py::test_f3_each_kind_by_itself_adds_at_most_the_clip_norm[one nan]",
+        (
+            "clipping.py",
+            "torch.where(torch.isfinite(norms), (bound / norms).clamp(max=1), 0)",
+            "(bound / norms).clamp(max=1)",
+        ),
+    ),
+    mutant(
+        "divided-by-replies",
+        "the sum is divided by how many answered",
+        "federated/test_contribution.py::test_the_sum_is_divided_by_the_declared_number_whoever_answers",
+        (
+            ASK,
+            "        bounded = self._bounded(chunks, like)\n",
+            "        chunks = list(chunks)\n        replies = max(1, sum(len(each.norms()) for each in chunks))\n"
+            "        bounded = self._bounded(chunks, like)\n",
+        ),
+        (ASK, "            leaf.div_(self._release.expected_units)\n", "            leaf.div_(replies)\n"),
+    ),
+    mutant(
+        "orders-from-the-round",
+        "the order of a client's rows can be worked out from the round",
+        "federated/test_local.py::test_without_a_seed_the_order_cannot_be_told_from_round_and_number",
+        ("federated/local.py", "return secrets.randbits(63)", "return hash((step, number)) & (2**63 - 1)"),
+    ),
+    mutant(
+        "one-order-for-all",
+        "a client's order does not follow its own number",
+        "federated/test_local.py::test_the_order_follows_seed_round_and_number_and_nothing_else",
+        ("federated/local.py", "SeedSequence([self.seed, step, number])", "SeedSequence([self.seed, step])"),
+    ),
+    mutant(
+        "numbers-by-place",
+        "who stands behind a client that leaves gets another number, and with it another order",
+        "federated/test_contribution.py::test_others_keep_their_numbers_when_one_leaves",
+        ("federated/clients.py", "numbers=[self._number(k) for k in left])", "numbers=None)"),
+    ),
+    mutant(
+        "one-memory-for-all",
+        "what one client leaves out is sent by the next",
+        "federated/test_contribution.py::test_a_memory_belongs_to_one_client[9]",
+        ("federated/local.py", "        self.kept[number] = (", "        self.kept[0] = ("),
+        ("federated/local.py", "self.kept.get(number, (-1", "self.kept.get(0, (-1"),
+    ),
+    mutant(
+        "memory-without-end",
+        "a client's memory grows as it likes",
+        "federated/test_local.py::test_memory_is_bounded_and_a_void_update_leaves_it",
+        ("federated/local.py", "min(1.0, local.feedback.bound / (length or 1.0))", "1.0"),
+    ),
+    mutant(
+        "clients-never-compared",
+        "the check does not compare a client alone with the same in company",
+        "federated/test_contribution.py::test_what_would_let_clients_mix_is_refused[remembers]",
+        ("federated/check.py", "        _check_apart(trainer, params, clients)\n", ""),
+    ),
+    mutant(
+        "clients-of-one-size",
+        "the check tries clients of like sizes only, after which a running maximum stays where it is",
+        "federated/test_contribution.py::test_what_would_let_clients_mix_is_refused[loudest]",
+        (
+            "federated/check.py",
+            "Client(most + 1, mapped(of_other_sizes, rows))]",
+            "Client(most + 1, rows)]",
+        ),
+    ),
+    mutant(
+        "clients-looked-at-once",
+        "no client is looked at again as training goes on",
+        "federated/test_contribution.py::test_a_model_that_begins_to_mix_is_found_by_a_second_look",
+        ("federated/check.py", "            self._compare(params, batch[: max(8, len(batch) // 8)])\n", ""),
+    ),
+    mutant(
+        "padding-that-weighs",
+        "rows that fill up a minibatch count",
+        "federated/test_together.py::test_together_as_one_by_one[3-plain]",
+        (
+            "federated/together.py",
+            "    return places, (torch.arange(width) < sizes) / sizes\n",
+            "    return places, torch.ones(len(parts), width) / sizes\n",
+        ),
+    ),
+    mutant(
+        "shares-that-are-missing",
+        "drop-outs thin the noise: nobody adds the shares that did not arrive",
+        "federated/test_shares.py::test_the_server_adds_what_is_missing[5]",
+        (
+            "federated/shares.py",
+            "missing = max(0, _checked(shares) - arrived)",
+            "missing = 0 * _checked(shares)",
+        ),
+    ),
+    mutant(
+        "shares-too-small",
+        "every share has a part of the standard deviation, and not of the variance",
+        "federated/test_shares.py::test_the_noise_on_the_sum[seven]",
+        ("federated/shares.py", "1 / math.sqrt(_checked(shares))", "1 / _checked(shares)"),
+    ),
+    mutant(
+        "published-epsilon",
+        "tensors that are clipped one by one are counted as if they were clipped together",
+        "federated/test_contribution.py::test_clipping_tensor_by_tensor_is_counted_as_what_it_is",
+        (
+            "federated/legacy.py",
+            "true = noise_multiplier / math.sqrt(len(params))",
+            "true = noise_multiplier",
+        ),
+    ),
+    mutant(
+        "norms-told-to-anybody",
+        "clients' update norms are told without a declaration",
+        "federated/test_contribution.py::test_what_clipping_does_is_told_only_where_it_may_be",
+        (
+            "federated/measured.py",
+            'declared(access, "the clipping of updates")',
+            'access or Access("public")',
+        ),
+    ),
+    mutant(
+        "a-mask-that-clips-all",
+        "coordinates that a mask leaves out still take part in the norm",
+        "methods/test_masked.py::test_units_are_clipped_within_the_mask",
+        ("frames.py", "return chunk.scaled(self.kept)", "return chunk"),
+    ),
+    mutant(
+        "a-mask-hides-missing-noise",
+        "where a mask is, nobody looks whether noise was drawn",
+        "methods/test_masked.py::test_noise_that_leaves_coordinates_out_is_still_found",
+        ("core/step.py", "    for answer in ask.noised:\n        check_answer(answer, before)\n", ""),
+    ),
+)
+
+
+FLEETS = "federated/test_remote.py::"
+REMOTE, SENT = "federated/flower/remote.py", "federated/flower/client.py"
+
+FLEET = (
+    mutant(
+        "divide-by-replies",
+        "the sum is divided by how many clients replied, so that drop-outs make each of them count for more",
+        FLEETS + "TestDropOuts::test_the_denominator_is_the_declared_number",
+        (
+            REMOTE,
+            "        return chunk_of([update for update in updates if update is not None], points[0])\n",
+            "        sound = [update for update in updates if update is not None]\n"
+            "        chunk = chunk_of(sound, points[0])\n"
+            "        added, share = chunk.weighted_sum, self.fleet.clients / max(1, len(sound))\n"
+            "        object.__setattr__(chunk, 'weighted_sum', lambda weights: added(weights * share))\n"
+            "        return chunk\n",
+        ),
+    ),
+    mutant(
+        "weights-by-reported-counts",
+        "updates are weighted by a number that clients report",
+        FLEETS + "TestCounts::test_what_clients_report_is_never_read[1000000000.0]",
+        (
+            REMOTE,
+            "        return chunk_of([update for update in updates if update is not None], points[0])\n",
+            "        chunk = chunk_of([update for update in updates if update is not None], points[0])\n"
+            "        counts = torch.tensor([float(reply.client or 1) for reply in replies])\n"
+            "        added = chunk.weighted_sum\n"
+            "        object.__setattr__(chunk, 'weighted_sum', lambda weights: added(weights * counts))\n"
+            "        return chunk\n",
+        ),
+    ),
+    mutant(
+        "replies-of-any-round",
+        "a reply of an earlier round is taken for one of this round",
+        FLEETS + "TestBadClients::test_a_replayed_round_adds_nothing",
+        (
+            REMOTE,
+            "if reply.node in open_at and (reply.round, reply.nonce) == (question.round, question.nonce):",
+            "if reply.node in open_at:",
+        ),
+    ),
+    mutant(
+        "replies-more-than-once",
+        "a client that replies twice is added twice",
+        FLEETS + "TestBadClients::test_two_replies_count_once",
+        (
+            REMOTE,
+            "        found: dict[int, Reply] = {}\n",
+            "        found: dict = {}\n        asked = set(open_at)\n",
+        ),
+        (REMOTE, "if reply.node in open_at and", "if reply.node in asked and"),
+        (
+            REMOTE,
+            "                    found[reply.node] = reply\n",
+            "                    found.setdefault(reply.node, []).append(reply)\n",
+        ),
+        (
+            REMOTE,
+            "        return [found[here[number]] for number in numbers if here.get(number) in found]\n",
+            "        return [each for number in numbers for each in found.get(here.get(number), [])]\n",
+        ),
+    ),
+    mutant(
+        "a-number-of-two-nodes",
+        "of two nodes that give one number the last takes the place, so that one who leaves is replaced by the other",
+        FLEETS + "TestWhoIsWho::test_a_number_that_two_nodes_give_belongs_to_neither",
+        (REMOTE, "if times[client] == 1}", "if times[client]}"),
+    ),
+    mutant(
+        "places-of-those-who-are-there",
+        "the clients that are there move up, and who is drawn depends on who else is there",
+        FLEETS + "TestWhoIsWho::test_who_is_drawn_follows_the_coins_of_places_alone",
+        (
+            REMOTE,
+            "        return {client: node for node, client in claims.items() if times[client] == 1}\n",
+            "        there = sorted(node for node, client in claims.items() if times[client] == 1)\n"
+            "        return dict(enumerate(there))\n",
+        ),
+    ),
+    mutant(
+        "updates-leave-unclipped",
+        "a client sends its update as long as it is",
+        FLEETS + "TestWhatLeavesAClient::test_no_update_is_longer_than_the_bound",
+        (SENT, "LEEWAY * self.clip_norm, points[0]", "math.inf, points[0]"),
+    ),
+    mutant(
+        "errors-leave-a-client",
+        "what fails on a client is raised, and Flower sends its text to the server",
+        FLEETS + "TestWhatLeavesAClient::test_whatever_fails_an_empty_answer_is_sent[rows]",
+        (SENT, "            return {}\n\n    def _answer", "            raise\n\n    def _answer"),
+    ),
+    mutant(
+        "a-round-charged-after-its-replies",
+        "the server charges a round when its replies are in: killed before that, the broadcast is on no record",
+        "federated/test_server_kills.py::test_death_right_at_a_broadcast",
+        (TRAIN, "            charge(plan, here, guards.meter)\n", ""),
+        (
+            TRAIN,
+            "            at = advance(plan, here, ask)\n",
+            "            at = advance(plan, here, ask)\n            charge(plan, here, guards.meter)\n",
+        ),
+    ),
+)
+
+VOTES = "pate/test_votes.py::"
+ASKED = "pate/test_labelling.py::"
+COSTS = "pate/test_costs_of_votes.py::"
+SMOOTHED = "pate/test_smooth.py::"
+GNMAX, TEACHERS = "pate/gnmax.py", "pate/teachers.py"
+
+OF_VOTES = (
+    mutant(
+        "teachers-by-place",
+        "a row goes to a teacher by its place, so that whoever leaves moves all that come after",
+        VOTES + "TestLayouts::test_examples_go_by_what_they_hold",
+        (
+            "pate/layout.py",
+            "[number % teachers for number in found]",
+            "[k % teachers for k, _ in enumerate(found)]",
+        ),
+    ),
+    mutant(
+        "a-user-in-two-parts",
+        "a user's rows are dealt out one by one",
+        VOTES + "TestLayouts::test_one_user_changes_one_part_over_100_random_layouts",
+        (
+            "pate/layout.py",
+            "[number % teachers for number in found]",
+            "[k % teachers for k, _ in enumerate(found)]",
+        ),
+        ("pate/layout.py", "if owners.setdefault(key, int(teacher)) != teacher:", "if False:"),
+    ),
+    mutant(
+        "votes-that-move-by-one",
+        "one moved vote is taken to change the counts by 1",
+        VOTES + "test_one_changed_vote_is_within_both_sensitivities",
+        ("pate/renyi.py", "COUNTS = math.sqrt(2)", "COUNTS = 1.0"),
+    ),
+    mutant(
+        "answers-at-half-price",
+        "the cap counts an answer as 1 / sigma2^2",
+        COSTS + "test_the_cap_at_the_counts_of_svhn[40-epsilons0]",
+        (GNMAX, "return (COUNTS / self.sigma2) ** 2", "return (LARGEST / self.sigma2) ** 2"),
+    ),
+    mutant(
+        "tests-for-free",
+        "queries that are not answered cost nothing",
+        COSTS + "test_the_cap_at_the_counts_of_svhn[40-epsilons0]",
+        (GNMAX, "return self.queries * test + self.answers * answer", "return self.answers * answer"),
+    ),
+    mutant(
+        "test-without-noise",
+        "the largest count is compared with the threshold as it is",
+        ASKED + "test_everything_is_drawn_before_its_noise[3]",
+        (
+            GNMAX,
+            "test = noised(votes.largest(query), gnmax.sigma1 / LARGEST, noise)",
+            "test = votes.largest(query).total",
+        ),
+    ),
+    mutant(
+        "asked-before-drawn",
+        "a block is asked, and then put on record",
+        ASKED + "test_everything_is_drawn_before_its_noise[3]",
+        (
+            GNMAX,
+            "        allowance.draw(gnmax.allows, queries=count, answers=answers)\n"
+            "        one = _asked(votes, gnmax, order[place : place + count], answers, source)\n",
+            "        one = _asked(votes, gnmax, order[place : place + count], answers, source)\n"
+            "        allowance.draw(gnmax.allows, queries=count, answers=answers)\n",
+        ),
+    ),
+    mutant(
+        "a-claim-forgets",
+        "a start that goes on with a claim begins at nothing drawn",
+        ASKED + "TestClaims::test_a_kill_in_the_middle_of_a_block_loses_no_charge",
+        (HISTORY, 'return dict(found[-1].body["used"]) if found else {}', "return {}"),
+    ),
+    mutant(
+        "more-answers-than-the-cap",
+        "answers are given for as long as queries are asked",
+        ASKED + "test_strong_votes_are_answered_rightly_until_the_cap",
+        (GNMAX, "<= self.queries and used.get(ANSWERS, 0) <= self.answers", "<= self.queries"),
+    ),
+    mutant(
+        "negative-draws",
+        "a draw of less than nothing makes room for more",
+        ASKED + "TestClaims::test_no_more_is_given_back_than_was_drawn",
+        (LEDGER, "if type(number) is not int or number < 0:", "if type(number) is not int:"),
+    ),
+    mutant(
+        "a-teacher-that-tells",
+        "what goes wrong in a teacher's part ends the run, with its message",
+        VOTES + "TestTeachers::test_a_teacher_that_fails_abstains_and_nobody_is_told[raises]",
+        (
+            TEACHERS,
+            "        except Exception:\n            return nobody\n",
+            "        except ZeroDivisionError:\n            return nobody\n",
+        ),
+    ),
+    mutant(
+        "votes-in-pickles",
+        "votes can be copied and pickled",
+        VOTES + "TestNothingShows::test_in_copies_or_pickles[dumps]",
+        ("pate/votes.py", "def __reduce_ex__(self", "def _reduce_ex(self"),
+    ),
+    mutant(
+        "private-folder-for-all",
+        "what teachers chose can be read by everybody on the machine",
+        VOTES + "TestTeachers::test_they_are_kept_for_their_owner_and_gone_on_with",
+        (TEACHERS, "            os.chmod(self.path, 0o700)\n", "            os.chmod(self.path, 0o755)\n"),
+    ),
+    mutant(
+        "bound-without-its-conditions",
+        "the data-dependent bound is used at orders that its theorem does not cover",
+        COSTS + "TestDependentCost::test_it_is_the_independent_one_where_a_condition_fails",
+        ("pate/renyi.py", "return (order <= mu2 + 1) & (mu2 > 1)", "return (mu2 > 1)"),
+    ),
+    mutant(
+        "changes-here-only",
+        "smooth sensitivity looks at the votes as they are, and not at those of others nearby",
+        SMOOTHED + "test_the_smooth_sensitivity_is_smooth_and_above_the_local_one",
+        (
+            "pate/smooth.py",
+            "    return float((np.exp(-beta",
+            "    changes = changes[:1]\n    return float((np.exp(-beta",
+        ),
+    ),
+    mutant(
+        "released-twice",
+        "what votes cost is released as often as one asks",
+        SMOOTHED + "test_it_is_released_once_and_charged_before",
+        ("pate/sanitised.py", "allowance.draw(lambda used: used[RELEASES] <= 1, releases=1)", "pass"),
+    ),
+    mutant(
+        "conditions-not-looked-at",
+        "smooth sensitivity is used where it is not proved",
+        SMOOTHED + "test_settings_that_are_not_proved_are_refused_before_a_vote_is_looked_at",
+        (
+            "pate/sanitised.py",
+            "    Slope(gnmax.sigma2, smooth.order, classes).check(teachers)\n",
+            "    return\n",
+        ),
+    ),
+)
+
+REPEATED = "cli/test_repeats.py::test_repeats_share_a_ledger_and_say_what_all_cost"
+
+OF_REPORTS = (
+    mutant(
+        "bits-of-private-examples",
+        "a run keeps which private examples it is right on",
+        REPEATED,
+        (
+            "runs/execute.py",
+            "hits(model, split.test, size).as_json()",
+            "hits(model, split.train, size).as_json()",
+        ),
+    ),
+    mutant(
+        "repeats-one-by-one",
+        "repeats are charged to a ledger each, and nobody adds them up",
+        REPEATED,
+        ("cli/repeats.py", "out=folder, ledger=ledger, resume", "out=folder, ledger=None, resume"),
+    ),
+    mutant(
+        "repeats-without-a-limit",
+        "the ledger of repeats has no budget",
+        REPEATED,
+        ("cli/repeats.py", "dataset=recipe.data, budget=budget", "dataset=recipe.data, budget=None"),
+    ),
+    mutant(
+        "samples-of-nobody-knows-whom",
+        "samples that are not said to be released are shown without a word",
+        "report/test_kinds.py::test_samples_and_their_metrics",
+        ("report/page.py", 'made.status not in ("released", "public")', "False"),
+    ),
+)
+
+
+STAGES = "runs/test_stages.py::"
+OF_PUBLIC = (
+    mutant(
+        "public-among-private",
+        "examples that are public stay among the private units, and count as protected",
+        STAGES
+        + "TestNothingPublicIsProtected::test_public_examples_are_taken_out_of_the_private_units[digits-warm]",
+        (
+            "recipes/build.py",
+            "train=parts.private, public=parts.public",
+            "train=split.train, public=parts.public",
+        ),
+    ),
+    mutant(
+        "public-in-the-size",
+        "the declared number of private units counts the public ones",
+        STAGES
+        + "TestNothingPublicIsProtected::test_public_examples_are_taken_out_of_the_private_units[digits-warm]",
+        ("recipes/build.py", "    return size - public\n", "    return size\n"),
+    ),
+    mutant(
+        "public-not-taken-out",
+        "a run trains privately on examples that its recipe declares public",
+        STAGES + "TestNothingPublicIsProtected::test_a_split_that_still_has_them_is_refused",
+        ("runs/stages.py", "    if recipe.public is None:\n        return\n", "    return\n"),
+    ),
+    mutant(
+        "private-rows-choose",
+        "who is public is decided by what private rows are",
+        "data/test_sharing.py::test_a_private_example_that_was_not_there_changes_nothing_for_the_others[0]",
+        (
+            "data/sharing.py",
+            "np.random.default_rng(seed)",
+            "np.random.default_rng(abs(int(examples.targets.sum())))",
+        ),
+    ),
+    mutant(
+        "warm-up-on-private",
+        "generator and warm-up see the private examples, without noise",
+        STAGES
+        + "TestNothingPublicIsProtected::test_no_private_example_decides_anything_before_the_private_phase",
+        ("runs/stages.py", "split.train.scale, split.public)", "split.train.scale, split.train)"),
+    ),
+    mutant(
+        "infinity-undeclared",
+        "a training without noise is kept though nobody declared the data public",
+        STAGES + "TestNothingPublicIsProtected::test_without_noise_only_if_the_data_is_declared_public",
+        (
+            "runs/execute.py",
+            "    if infinity not in (None, PUBLIC):\n",
+            "    if infinity in ():\n",
+        ),
+    ),
+    mutant(
+        "infinity-unsaid",
+        "the statement does not say that a training without noise was kept",
+        STAGES + "TestWhatIsKept::test_who_was_public_is_on_record",
+        (
+            "runs/execute.py",
+            'said is not None and said.stage("without noise") is not None',
+            "said is None",
+        ),
+    ),
+    mutant(
+        "public-unsaid",
+        "the statement does not say whose examples were used as public ones before the private phase",
+        STAGES + "TestWhatIsKept::test_who_was_public_is_on_record",
+        ("runs/execute.py", "public=(*ready.used, *own, ", "public=(*own, "),
+    ),
+)
+
+GUARD, TRANSFER = "bridges/guard.py", "features/transfer.py"
+AROUND = (
+    mutant(
+        "gradients-by-another-way",
+        "somebody else's loop may hand the optimizer a gradient of its own",
+        "bridges/test_guard.py::test_a_gradient_by_another_way",
+        (GUARD, "        if self._inside:\n", "        if True:\n"),
+    ),
+    mutant(
+        "weights-moved-by-others",
+        "nobody looks whether another optimizer moved the weights between two private steps",
+        "bridges/test_guard.py::test_a_weight_that_another_hand_moved",
+        (GUARD, "        if moved or now", "        if False and now"),
+    ),
+    mutant(
+        "steps-not-counted",
+        "steps of somebody else's loop need not be private ones",
+        "bridges/test_guard.py::test_a_step_that_was_not_ours",
+        (GUARD, "        if steps is not None and steps", "        if steps is None and steps"),
+    ),
+    mutant(
+        "an-extractor-in-train-mode",
+        "features of a batch are normalised by the whole batch",
+        "features/test_transfer.py::test_features_are_those_of_the_model_in_eval_mode",
+        (TRANSFER, ".requires_grad_(False).eval()", ".requires_grad_(False)"),
+    ),
+    mutant(
+        "an-extractor-that-mixes",
+        "features of an example may depend on who is beside it",
+        "features/test_transfer.py::test_what_is_refused",
+        (TRANSFER, "    if not gap < 1e-3:\n", "    if False:\n"),
+    ),
+)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    *(*UNITS_APART, *NUMBERS, *NOISE, *RECORD, *ACCOUNT, *TELLING),
+    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND),
+)

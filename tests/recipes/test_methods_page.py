@@ -49,6 +49,10 @@ def measure(weights: Any) -> float:
     return 0.0
 
 
+POOL = sf.Public(sf.per_example(sf.models.digits_cnn(), len), sf.data.digits().test)  # type: ignore[arg-type]
+USING = {"measure": measure, "pool": POOL}
+
+
 def rows() -> list[tuple[str, str, str]]:
     """(what, its cell in Python, its cell in a recipe), of all tables."""
     cells = [re.split(r" \| ", line.strip("| ")) for line in PAGE.splitlines() if line.startswith("| ")]
@@ -65,12 +69,12 @@ PLAIN = [row for row in rows() if row[0] not in ("augmentation", "running mean o
 
 def python_plan(codes: list[str]) -> sf.Plan:
     changed = {code.partition("=")[0]: code.partition("=")[2] for code in codes}
-    settings = {key: eval(code, {**NAMES, "measure": measure}) for key, code in {**BASE, **changed}.items()}
+    settings = {key: eval(code, {**NAMES, **USING}) for key, code in {**BASE, **changed}.items()}
     return sf.Plan(phases=(sf.Phase(steps=20, noise_multiplier=1.5, **settings),), rate=0.1, size=1000)
 
 
 def recipe(text: str) -> Recipe:
-    return from_document(parse(text, "the page"), using={"measure": measure})
+    return from_document(parse(text, "the page"), using=USING)
 
 
 @pytest.mark.parametrize("row", PLAIN, ids=[row[0] for row in PLAIN])
@@ -87,7 +91,7 @@ def test_every_row_is_one_plan(row: tuple[str, str, str]) -> None:
 
 def check_the_way_back(plan: sf.Plan) -> None:
     """Plan, recipe, text, recipe, plan: each the same as before."""
-    rest = {"data": "digits", "model": Network("digits_cnn"), "using": {"measure": measure}}
+    rest = {"data": "digits", "model": Network("digits_cnn"), "using": USING}
     written = recipe_of(plan, **rest)
     again = recipe(written.as_toml())
     assert again == written
@@ -100,7 +104,7 @@ def test_the_page_has_them_all() -> None:
     assert set(methods.__all__) <= named
     assert set(clipping.__all__) - {"Flat"} <= named
     assert set(optimizers.__all__) - {"Torch"} <= named
-    assert len(rows()) == 26
+    assert len(rows()) == 33
 
 
 def test_the_running_mean() -> None:

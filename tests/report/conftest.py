@@ -20,7 +20,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Sequence[Path]:
     made = [
         write_landscape(write_run(root / "DP-SAT"), sharp=0.5),
         write_landscape(write_run(root / "_DP-SGD", method="dp-sgd", peak=0.85)),
-        write_landscape(write_run(root / EVIL.replace("/", "\N{FRACTION SLASH}")), sharp=2.0),
+        write_landscape(write_run(root / EVIL.replace("/", "\N{FRACTION SLASH}"), method="far"), sharp=2.0),
         write_run(root / LONG, steps=20, ended=False),
         root / "empty",
     ]

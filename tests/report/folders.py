@@ -14,18 +14,34 @@ from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger
 from saltflat.privacy.record.statement import Declared, state
 from saltflat.recipes import shipped
+from saltflat.runs.evaluation import Evaluation
 
-METHODS = {"dp-sat": {"SAT": {"radius": 0.03}}, "dp-sgd": "DPSGD"}
+METHODS: dict[str, Any] = {
+    "dp-sat": {"SAT": {"radius": 0.03}},
+    "far": {"SAT": {"radius": 0.3}},
+    "dp-sgd": "DPSGD",
+}
 RATE, NOISE, STEPS, DELTA = 0.25, 6.0, 40, 1e-5
 READINGS = 10
 
 
 def write_run(
-    path: Path, *, method: str = "dp-sat", steps: int = STEPS, ended: bool = True, peak: float = 0.9
+    path: Path,
+    *,
+    method: str = "dp-sat",
+    steps: int = STEPS,
+    ended: bool = True,
+    peak: float = 0.9,
+    seed: int = 0,
 ) -> Path:
     """A run of so many of its steps, charged in its ledger; one that has not ended has no statement and no model."""
     path.mkdir(parents=True)
-    settings = {"phase.0.method": METHODS[method], "batch_size": 359, "phase.0.epochs": STEPS * RATE}
+    settings = {
+        "phase.0.method": METHODS[method],
+        "batch_size": 359,
+        "phase.0.epochs": STEPS * RATE,
+        "seed": seed,
+    }
     recipe = shipped("digits").but(settings)
     (path / "recipe.toml").write_text(recipe.as_toml())
     with Ledger.open(path / "ledger.jsonl", dataset="digits", budget=Budget(3.0, DELTA)) as book:
@@ -93,6 +109,7 @@ def write_landscape(path: Path, *, sharp: float = 1.0, status: str = "public", s
             "accuracy": 0.91,
             "weight_norm": 7.25,
             "lambda_max": 21.5 * sharp,
+            "lambda_max_error": 1.5,
         },
         **{
             "lambda_5": 9.0,
@@ -102,7 +119,8 @@ def write_landscape(path: Path, *, sharp: float = 1.0, status: str = "public", s
             "trace_error": 3.1,
         },
         **{
-            "sharpness": 81.0,
+            "sharpness": 81.0 * sharp,
+            "sharpness_error": 4.0,
             "sharpness_solver": "L-BFGS-B, 3 restarts",
             "sam_gap": 0.04,
             "average_gap": 0.01,
@@ -114,6 +132,15 @@ def write_landscape(path: Path, *, sharp: float = 1.0, status: str = "public", s
     counts = (1000 * np.exp(-np.arange(len(edges) - 1) / (4 * sharp))).astype(int).tolist()
     gradients = {"edges": edges, "counts": counts, "overflow": 12, "clip_norm": 0.1, "clipped_share": 0.62}
     (folder / "gradients.json").write_text(json.dumps({**gradients, "status": status}))
+    return path
+
+
+def write_evaluation(path: Path, right: Any, *, examples: str = "abcd") -> Path:
+    """Which test examples a run is right on, and a last reading that says the same share."""
+    bits = np.asarray(right, dtype=bool)
+    (path / "evaluation.json").write_text(Evaluation(examples, bits).as_json())
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({**reading(STEPS), "accuracy": float(bits.mean())}) + "\n")
     return path
 
 

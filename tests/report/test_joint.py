@@ -52,11 +52,24 @@ def test_a_run_on_other_data_takes_nothing_away(tmp_path: Path) -> None:
     said = f"together epsilon {rounded_up(expected, 4)} at delta 10⁻⁵ (unit: one example; adjacency: add or remove one"
     runs = gather(paths)
     header, _, rest = page(runs).partition("<main")
-    for text in (header, rest.partition("<table")[0], card(runs)):
+    assert f"Epsilon {rounded_up(expected, 4)} at delta 10⁻⁵ for both runs on digits" in header
+    for text in (rest.partition("<table")[0], card(runs)):
         assert said in text
         assert "one, two, all on digits" in text
     assert "all on digits" not in card([runs[2], *runs[:2]])  # the card of the run on other data
     assert joint(runs[1:]) == []
+
+
+def test_steps_that_results_chose_are_not_added_up(tmp_path: Path) -> None:
+    """What was charged is less than what may have been chosen, and a list that was chosen has no such sum."""
+    path = bare(tmp_path / "two")
+    with Ledger.open(path / "ledger.jsonl", dataset="digits") as book:
+        run = book.run("a run")
+        run.choose({(RATE, NOISE): STEPS, (RATE, 2 * NOISE): STEPS})
+        run.charge(RATE, 2 * NOISE, steps=3)
+    found = only(charged(tmp_path / "one"), path)
+    assert found.epsilon is None
+    assert "results chose the steps of two" in found.why
 
 
 def test_a_shared_ledger_is_not_counted_twice(tmp_path: Path) -> None:

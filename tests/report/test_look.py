@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from saltflat.report.look import DARK, LIGHT, THEMED, Look, themed, variables
+from saltflat.report.look import DARK, LIGHT, Look, shades, variables
 
 # Linear RGB as people without one kind of cone see it (Machado, Oliveira & Fernandes 2009, severity 1).
 VISION = {
@@ -51,7 +51,8 @@ def lab(light: np.ndarray) -> np.ndarray:
 def test_contrast(look: Look) -> None:
     assert contrast(look.ink, look.paper) >= 7
     assert min(contrast(colour, look.paper) for colour in look.runs) >= 3  # lines
-    assert min(contrast(colour, look.paper) for colour in look.runs[:2]) >= 4.5  # links and warnings are text
+    assert min(contrast(colour, look.paper) for colour in (look.link, look.warn)) >= 4.5  # they are text
+    assert contrast(look.faint, look.paper) >= 3  # lines of tables and of the grid
 
 
 @pytest.mark.parametrize("vision", VISION)
@@ -67,9 +68,17 @@ def test_runs_differ_without_colour() -> None:
     assert len({(str(style["linestyle"]), style["marker"]) for style in styles}) == 30
 
 
-def test_every_sentinel_has_a_name_on_the_page() -> None:
-    sentinels = [THEMED.ink, THEMED.faint, *THEMED.runs]
-    written = themed(" ".join(sentinels))
-    assert "#" not in written
-    for name in written.split():
-        assert name.removeprefix("var(").removesuffix(")") + ":" in variables(DARK)
+def test_every_colour_has_a_name_on_the_page() -> None:
+    for look in (LIGHT, DARK):
+        told = variables(look)
+        for name in ("ink", "faint", "paper", "link", "warn", "run-0", "run-5", "map-0", "map-15"):
+            assert f"--{name}:#" in told
+
+
+@pytest.mark.parametrize("look", [LIGHT, DARK], ids=["light", "dark"])
+def test_a_map_gets_lighter_all_the_way_and_is_seen_on_its_paper(look: Look) -> None:
+    found = shades(look)
+    bright = [float(np.dot([0.2126, 0.7152, 0.0722], linear(colour))) for colour in found]
+    assert bright == sorted(bright)
+    assert min(contrast(colour, look.paper) for colour in found) >= 3
+    assert contrast(found[0], found[-1]) >= 3.5  # and its ends are told apart

@@ -14,8 +14,10 @@ from folders import write_landscape, write_run
 
 from saltflat.errors import SettingError
 from saltflat.report import spread, terrain
-from saltflat.report.draw import Picture, check_drawing, inline, write
+from saltflat.report.draw import Picture, check_drawing, write
 from saltflat.report.folder import Kept, gather
+from saltflat.report.look import LIGHT
+from saltflat.report.maps import basin_levels
 from saltflat.report.output import pictures
 from saltflat.report.shapes import Surface
 
@@ -67,12 +69,25 @@ def test_odd_surfaces(tmp_path: Path, loss: np.ndarray) -> None:
     run = one(tmp_path, loss=loss)
     (contours,), (still,) = terrain.contours([run]), terrain.stills([run])
     for picture in (contours, still):
-        assert "<path" in inline(picture)
+        assert "<text" in picture.page()
+        assert "nan" not in picture.page()
+        assert picture.draw(LIGHT) is not None
     data = terrain.turning([run])
     assert data is not None
-    heights = [height for row in data["surfaces"][0]["z"] for height in row]
-    assert all(height is None or 0 <= height <= 1 for height in heights)
-    assert sum(height is None for height in heights) == int((~np.isfinite(loss)).sum())
+    told = [value for row in data["surfaces"][0]["loss"] for value in row]
+    assert sum(value is None for value in told) == int((~np.isfinite(loss)).sum())
+
+
+def test_levels_show_the_basin_where_the_walls_are_high() -> None:
+    """A bowl whose walls are a thousand times as high as its floor is deep: equal distances give the basin one band."""
+    side = np.linspace(-1, 1, 41)
+    loss = 0.5 + 500 * np.add.outer(side**2, side**2) ** 4
+    levels = basin_levels([Surface(side, side, loss, "")])
+    middle = loss[10:31, 10:31]  # the inner quarter of the plane
+    crossed = [level for level in levels if middle.min() < level < middle.max()]
+    assert len(crossed) >= 5
+    even = np.linspace(loss.min(), loss.max(), len(levels))
+    assert sum(middle.min() < level < middle.max() for level in even) <= 1
 
 
 def test_all_surfaces_have_one_scale() -> None:
@@ -91,8 +106,10 @@ def test_a_way_and_a_smoothed_line(tmp_path: Path) -> None:
     np.savez(folder / "smoothed.npz", **line)
     (run,) = gather([path])
     (way,), (smooth,) = terrain.trajectories([run]), terrain.smoothed([run])
-    assert inline(way).count("<path") > inline(terrain.contours([run])[0]).count("<path")  # the way itself
-    assert "Smoothed loss" in inline(smooth)
+    assert 'class="over"' in way.page()  # the way itself
+    assert 'class="over"' not in terrain.contours([run])[0].page()
+    assert "model" in way.page()
+    assert "Smoothed loss" in smooth.page()
     np.savez(folder / "trajectory.npz", **surface, places=np.ones((3, 5)))
     (run,) = gather([path])
     assert "places are pairs" in run.shapes.trajectory.trouble

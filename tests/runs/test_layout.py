@@ -8,7 +8,18 @@ from pathlib import Path
 from saltflat.runs.layout import MARKS, Folder, Reading, add_reading, readings
 
 ONE = Reading(
-    step=4, epoch=1.0, phase=0, epsilon=0.3, accuracy=0.5, error=2.5, seconds=0.1, examples_per_second=4000.0
+    step=4,
+    epoch=1.0,
+    phase=0,
+    epsilon=0.3,
+    accuracy=0.5,
+    error=2.5,
+    seconds=0.1,
+    examples_per_second=4000.0,
+    update_norm=1.5,
+    clip_factor=0.6,
+    inconsistency=0.2,
+    perplexity=30.0,
 )
 
 

@@ -94,7 +94,7 @@ def test_one_more_measure_is_one_part_and_one_function(
     assert any(line[1:5] == ["curl", "of", "the", "loss"] and "3.25" in line for line in shown)
     measures = json.loads((Folder(run).landscape / MEASURES).read_text())
     assert measures["curl"] == 3.25
-    assert "curl of the loss</th><td>3.25</td>" in page(gather([run]))
+    assert 'curl of the loss</th><td data-label="run">3.25</td>' in page(gather([run]))
     assert differing([measures, {**measures, "curl_by": "ear"}]) == ["how it curls"]
 
 

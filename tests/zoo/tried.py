@@ -322,6 +322,17 @@ TIMM = (
     timm("DeiT, distilled", "deit_tiny_distilled_patch16_224", **_patches),
     timm("BEiT", "beit_base_patch16_224", **_patches),
     timm("CaiT", "cait_xxs24_224", **_patches),
+    timm(
+        "CrossViT",
+        "crossvit_tiny_240",
+        img_size=32,
+        img_scale=(1.0, 0.875),
+        patch_size=[8, 14],
+        embed_dim=[16, 24],
+        depth=[[1, 2, 0]],
+        num_heads=[2, 2],
+        mlp_ratio=[2, 2, 1],
+    ),
     timm("Swin", "swin_tiny_patch4_window7_224", **_windows),
     timm("Swin v2", "swinv2_tiny_window8_256", **_windows),
     timm("XCiT", "xcit_nano_12_p16_224", remark=_NORM, img_size=32, embed_dim=32, depth=2),
@@ -475,16 +486,27 @@ TRANSFORMERS = (
         decoder_start_token_id=0,
     ),
     hugging("BART", "BartForConditionalGeneration", "BartConfig", "translated", **_bart),
-    hugging(
+    Model(
         "ViT",
-        "ViTForImageClassification",
-        "ViTConfig",
+        "transformers",
+        lambda package: seen_by("ViTForImageClassification", "ViTConfig")(package),
         "16 pixels, seen",
-        **{k: v for k, v in _size.items() if k not in ("vocab_size", "max_position_embeddings")},
-        image_size=16,
-        patch_size=8,
+    ),
+    Model(
+        "DeiT",
+        "transformers",
+        lambda package: seen_by("DeiTForImageClassification", "DeiTConfig")(package),
+        "16 pixels, seen",
     ),
 )
+
+
+def seen_by(model: str, config: str) -> Callable[[Any], nn.Module]:
+    sizes = {k: v for k, v in _size.items() if k not in ("vocab_size", "max_position_embeddings")}
+    build = lambda package: getattr(package, model)(
+        getattr(package, config)(**sizes, image_size=16, patch_size=8)
+    )
+    return build
 
 
 def adapted(name: str, base: Callable[[Any], nn.Module], config: str, kind: str, **options: Any) -> Model:
@@ -496,7 +518,13 @@ def adapted(name: str, base: Callable[[Any], nn.Module], config: str, kind: str,
     return Model(name, "peft", build, kind)
 
 
+def vit_with_lora(package: Any) -> nn.Module:
+    vit = seen_by("ViTForImageClassification", "ViTConfig")(import_module("transformers"))
+    return sf.finetune.lora(vit, rank=2, head=["classifier"])
+
+
 PEFT = (
+    Model("LoRA on ViT", "peft", vit_with_lora, "16 pixels, seen"),
     adapted("LoRA on BERT", bert, "LoraConfig", "classified", r=2),
     adapted("LoRA on GPT-2", gpt2, "LoraConfig", "continued", r=2, fan_in_fan_out=True),
     adapted(

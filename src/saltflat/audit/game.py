@@ -55,7 +55,13 @@ def bare(plan: Plan) -> Plan:
     """The plan with its releases as the steps themselves: w_t = w_(t-1) - g_t, and no running mean.
 
     What an optimizer makes of a release is free, so an adversary may look at it before: the claim covers this too.
+    The game is that of a canary which is there or not, in Poisson samples; a plan with other ones is refused.
     """
+    if plan.adjacency != "add-or-remove":
+        raise SettingError(
+            f"an audit plays a canary that is added or removed, and {type(plan.draw).__name__}, the plan's draw, "
+            "promises something about replaced ones only: audit the plan with draw=Poisson()"
+        )
     phases = tuple(replace(phase, optimizer=SGD(lr=1.0)) for phase in plan.phases)
     return replace(plan, phases=phases, ema=None)
 

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from saltflat.cli import audit, budget, demo, doctor, landscape, ledger, report, suggest, train
+from saltflat.cli import (
+    audit,
+    budget,
+    demo,
+    doctor,
+    federate,
+    landscape,
+    ledger,
+    pate,
+    report,
+    suggest,
+    synthesize,
+    train,
+)
 from saltflat.errors import Interrupted, SaltflatError, SettingError
 
 
@@ -48,7 +62,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-_COMMANDS = (demo, suggest, doctor, train, landscape, report, audit, budget, ledger)
+_COMMANDS = (
+    demo,
+    suggest,
+    doctor,
+    train,
+    federate,
+    pate,
+    synthesize,
+    landscape,
+    report,
+    audit,
+    budget,
+    ledger,
+)
 
 for command in _COMMANDS:
     command.register(app)
@@ -84,7 +111,8 @@ def main() -> None:
     except Interrupted as error:
         _leave(error, 128 + error.signal)
     except KeyboardInterrupt:
-        _leave("stopped at once; what was kept before is whole", 130)
+        again = shlex.join(["saltflat", *sys.argv[1:]])
+        _leave(f"stopped at once; what was kept before is whole; to begin again, run {again}", 130)
     except SaltflatError as error:
         _leave(error, 2)
     except BrokenPipeError:

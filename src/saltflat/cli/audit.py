@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from saltflat.cli.machine import Threads, check_machine
+from saltflat.cli.screen import screen
 from saltflat.errors import Interrupted, SettingError
 
 if TYPE_CHECKING:
@@ -73,7 +74,6 @@ def audit(
     Nothing of yours is read, and nothing counts on a ledger: canaries and digits belong to nobody. Ends with 0 if the
     claim survives, 1 if it is refuted, 3 if the controls failed, so that nothing was learnt.
     """
-    from rich.console import Console
 
     from saltflat.recipes import read
     from saltflat.recipes.build import plan_of, size_of
@@ -82,7 +82,12 @@ def audit(
         raise SettingError(f"--kind is one of {', '.join(KINDS)}; got {kind!r}")
     check_machine("cpu", threads)
     chosen = read(recipe)
-    plan, console = plan_of(chosen, size_of(chosen)), Console()
+    if chosen.clients is not None and kind != "canary":
+        raise SettingError(
+            f"--kind {kind} plays with examples, and a unit of {recipe} is a client: take --kind canary, which plays "
+            "with the plan alone"
+        )
+    plan, console = plan_of(chosen, size_of(chosen)), screen()
     _announce(recipe, plan, chosen.delta, kind, console)
     _check_place(out)
     given = _Given(chosen, plan, runs, together, canaries, alone, controls, _safeguards(seed))
@@ -223,12 +228,10 @@ def _without_noise(plan: Plan) -> Plan:
 
 def _contribution(recipe: Recipe) -> Any:
     """The recipe's network at its first weights, with its loss on single examples."""
-    from torch.nn import CrossEntropyLoss
-
     from saltflat import per_example, supervised
-    from saltflat.recipes.build import network_of
+    from saltflat.recipes.build import criterion_of, network_of
 
-    return per_example(network_of(recipe), supervised(CrossEntropyLoss(reduction="none")))
+    return per_example(network_of(recipe), supervised(criterion_of(False)))
 
 
 _ADVERSARIES = {"canary": _canary, "one-run": _one_run, "membership": _membership}

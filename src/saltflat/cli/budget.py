@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from saltflat.cli.screen import screen
 from saltflat.errors import AccountingError, SettingError
 
 if TYPE_CHECKING:
@@ -259,9 +260,8 @@ def _answer(facts: dict[str, Any], as_json: bool, lines: Any) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
         return
-    from rich.console import Console
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = screen(highlight=False, soft_wrap=True)
     for line in lines(facts):
         console.print(line)
     console.print(

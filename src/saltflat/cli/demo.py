@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import shlex
 import shutil
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from saltflat.errors import SettingError
+from saltflat.cli.screen import screen
+from saltflat.errors import Interrupted, SettingError
 from saltflat.privacy.limits import rounded_up
 
 if TYPE_CHECKING:
@@ -23,9 +28,26 @@ if TYPE_CHECKING:
     from saltflat.runs.execute import Outcome
 
 STEPS = 200
+TESTED = 360  # test digits
 METHODS: dict[str, Any] = {"DP-SAT": {"SAT": {"radius": 0.03}}, "DP-SGD": "DPSGD"}
 REPORT = "report.html"
 NOTE = "demo.txt"  # in every folder that the demo may clear
+LOOK: dict[str, Any] = {  # a small landscape: what the report opens on
+    "parts": (
+        "eigenvalues",
+        "trace",
+        "sharpness",
+        "gaps",
+        "noise",
+        "line",
+        "surface",
+        "gradients",
+        "trajectory",
+    ),
+    "grid": 17,
+    "probes": 10,
+    "steps": 30,
+}
 _SAID = f"Made by `saltflat demo`. The next demo replaces {', '.join(METHODS)} and {REPORT} in this folder.\n"
 
 
@@ -48,22 +70,24 @@ def demo(
 ) -> None:
     """Train a small network on scikit-learn's digits with DP-SAT, and with DP-SGD beside it; report on both.
 
-    Takes under a minute, needs no network and no GPU. Both runs start from the same weights and spend the
-    same epsilon; the noise is fresh each time, so accuracies move by a point or two from run to run.
+    Takes under two minutes, needs no network and no GPU. Both runs start from the same weights and spend the
+    same epsilon; the noise is fresh each time, so accuracies move by a point or two from run to run. Then it
+    measures how flat both ended up, on the public test digits. Ctrl-C keeps what is done, and prints the command
+    that goes on.
     """
     import torch
-    from rich.console import Console
 
     from saltflat.data import digits
     from saltflat.privacy.record.history import read
     from saltflat.recipes.build import plan_of
 
     torch.set_num_threads(1)  # a network this small only loses time when threads wait for each other
-    console = Console()
+    console = screen()
     split = digits()
     recipes = {name: _recipe(method, epsilon, delta) for name, method in METHODS.items()}
     plans = {name: plan_of(recipe, split.train.count) for name, recipe in recipes.items()}
-    with _room(out, resume=resume):
+    again = _again(out, ledger, epsilon=epsilon, delta=delta)
+    with _room(out, resume=resume), _stopped(again):
         outcomes = {
             name: _run(name, recipe, plans[name], split, console, out=out, ledger=ledger)
             for name, recipe in recipes.items()
@@ -74,7 +98,59 @@ def demo(
             console.print(
                 f"on record in {ledger}: epsilon {rounded_up(spent, 4)} for all runs so far", soft_wrap=True
             )
+        _look(out, split, console, again)
         _page(out, ledger, console)
+
+
+def _again(out: Path, ledger: Path | None, *, epsilon: float, delta: float) -> str:
+    """The command that goes on, as a shell takes it.
+
+    >>> _again(Path("my demo"), None, epsilon=3.0, delta=1e-6)
+    "saltflat demo --resume --out 'my demo' --delta 1e-06"
+    """
+    given = {"--epsilon": (epsilon, 3.0), "--delta": (delta, 1e-5), "--ledger": (ledger, None)}
+    flags = [word for flag, (value, usual) in given.items() if value != usual for word in (flag, str(value))]
+    return shlex.join(["saltflat", "demo", "--resume", "--out", str(out), *flags])
+
+
+@contextmanager
+def _stopped(again: str) -> Iterator[None]:
+    """Whatever stops the demo, say the command that goes on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = f"stopped at once; what was kept before is whole: to go on, run {again}"
+        raise Interrupted(said, signal.SIGINT) from None
+    except Interrupted as error:
+        after = str(error).split(";")[0] if again not in str(error) else str(error)
+        more = "" if again in str(error) else f"; it is kept: to go on, run {again}"
+        raise Interrupted(f"{after}{more}", error.signal) from None
+
+
+def _look(out: Path, split: Split, console: Console, again: str) -> None:
+    """Measure how flat both runs ended up; what is kept already is left out."""
+    from saltflat.cli.landscape import measure, works
+    from saltflat.report.verdict import FLATNESS
+    from saltflat.runs.layout import number
+    from saltflat.runs.survey import Settings, View, read_measures
+    from saltflat.runs.weights import subject
+
+    settings = Settings(**LOOK, anew=True)
+    views = [View(replace(subject(out / name), name=name), split, settings) for name in METHODS]
+    measure(works(views, settings.parts, resume=True), console, again)
+    found = {view.subject.name: read_measures(view.subject.place) or {} for view in views}
+    for key, name in FLATNESS:
+        there = {run: facts for run, facts in found.items() if number(facts.get(key)) is not None}
+        told = [f"{run} {_with_error(facts, key)}" for run, facts in there.items()]
+        if told:
+            console.print(f"{name}, lower is flatter: {', '.join(told)}", highlight=False, soft_wrap=True)
+
+
+def _with_error(facts: dict[str, Any], key: str) -> str:
+    from saltflat.runs.layout import number
+
+    error = number(facts.get(f"{key}_error"))
+    return f"{facts[key]:.3g}" + (f" ± {error:.2g}" if error is not None else "")
 
 
 def _recipe(method: Any, epsilon: float, delta: float) -> Recipe:
@@ -122,7 +198,7 @@ def _run(
     if resume and resumed(folder) != recipe:
         raise SettingError(f"the demo in {out} has other settings; leave --resume out to begin another")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as bar:
+    with Progress(*columns, console=console, disable=not sys.stdout.isatty()) as bar:
         task = bar.add_task(name, total=plan.steps)
 
         def watch(progress: Any) -> None:
@@ -134,11 +210,14 @@ def _run(
 def _say(outcomes: dict[str, Outcome], plan: Plan, console: Console) -> None:
     from rich.table import Table
 
-    table = Table(
-        "method", "test accuracy", "epsilon", title="Digits, 1,437 private images", title_justify="left"
-    )
+    from saltflat.report.sure import wilson
+
+    title = f"Digits: 1,437 private images, {TESTED} to test"
+    table = Table("method", "test accuracy", "95 % interval", "epsilon", title=title, title_justify="left")
     for name, outcome in outcomes.items():
-        table.add_row(name, f"{outcome.accuracy:.1%}", rounded_up(outcome.statement.epsilon, 4))
+        low, high = wilson(round((outcome.accuracy or 0.0) * TESTED), TESTED)
+        spent = rounded_up(outcome.statement.epsilon, 4)
+        table.add_row(name, f"{outcome.accuracy:.1%}", f"{low:.1%} to {high:.1%}", spent)
     console.print(table)
     (phase,), statement = plan.phases, outcomes["DP-SAT"].statement
     console.print(
@@ -146,6 +225,7 @@ def _say(outcomes: dict[str, Outcome], plan: Plan, console: Console) -> None:
         f"unit: one {statement.unit}; adjacency: {statement.adjacency}\n"
         f"sampling: {statement.sampling}\n"
         f"plan: {plan.steps} steps, noise multiplier {phase.noise_multiplier:.3f}, clip norm {phase.clip_norm:g}\n"
+        f"Two single runs on {TESTED} test digits decide little: the intervals are wide, and another run moves each.\n"
         "This table compares two runs on the same images: releasing both costs more than either.",
         highlight=False,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.cli.machine import DataDir, Threads, check_machine
+from saltflat.cli.screen import screen
 from saltflat.errors import DataError, SettingError
 
 if TYPE_CHECKING:
@@ -89,6 +90,11 @@ def _of_recipe(name: str, data_dir: Path | None) -> Examined:
     from saltflat.recipes.build import check_shapes, fitted, form_of, loss_of, network_of, plan_of, size_of
 
     recipe = read(name)
+    if recipe.clients is not None:
+        raise SettingError(
+            f"doctor looks at the gradients of examples, and a unit of {name} is a client, which may mix examples "
+            f"of its own: try saltflat federate {name} --dry-run"
+        )
     form = form_of(recipe, data_dir)
     recipe = fitted(recipe, form)
     check_shapes(recipe, form)
@@ -149,11 +155,10 @@ def _called(spec: str) -> nn.Module:
 
 
 def _show(what: str, found: Examined) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(highlight=False)
+    console = screen(highlight=False)
     table = Table("layer", "kind", title=Text(what), title_justify="left")
     table.add_column("weights", justify="right")
     table.add_column("per-example gradients")

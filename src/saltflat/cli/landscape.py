@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
+import signal
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
+from saltflat.cli.screen import screen
+from saltflat.errors import Interrupted
 from saltflat.runs.layout import number
 from saltflat.runs.measures import PARTS, rows, usual
 
@@ -16,14 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
     from saltflat.runs.survey import Settings, View
 
 ABOUT = """Measure how flat runs are, on the same examples, with the same random directions; keep it in RUN/landscape.
 
-Test examples are public. Ctrl-C keeps the parts that are done; a second call with the same settings adds to them.
+Test examples are public. Ctrl-C keeps the parts that are done, and prints the command that goes on (--resume).
 """
 
 
@@ -72,12 +77,14 @@ def landscape(
     replace: Annotated[
         bool, typer.Option("--replace", help="Drop what was measured with other settings, and measure anew.")
     ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on: leave out the parts that are kept already.")
+    ] = False,
     data_dir: DataDir = None,
     device: Device = "cpu",
     threads: Threads = 0,
 ) -> None:
     """See :func:`about`."""
-    from rich.console import Console
 
     from saltflat.runs.survey import Settings
 
@@ -98,11 +105,11 @@ def landscape(
         device=device,
     )
     check_machine(device, threads)
-    console = Console()
+    console = screen()
     views = _views(runs, settings, data_dir)
     _check_rooms(views, settings)
     _announce(views, console)
-    _survey(views, settings, console)
+    measure(works(views, settings.parts, resume=resume), console, _again(runs, settings, data_dir, threads))
     _report(views, console)
 
 
@@ -122,10 +129,13 @@ def _views(runs: Sequence[Path], settings: Settings, data_dir: Path | None) -> l
             raise SettingError(
                 f"{each.name}: its target is a number, and landscapes are those of classes only"
             )
-    splits = {each.recipe.data: split_of(each.recipe, data_dir) for each in reversed(subjects)}
-    if not settings.train and (empty := [name for name, split in splits.items() if split.test.count == 0]):
+    of = lambda recipe: (recipe.data, recipe.features, recipe.public)
+    splits = {of(each.recipe): split_of(each.recipe, data_dir) for each in reversed(subjects)}
+    if not settings.train and (
+        empty := [name for (name, *_), split in splits.items() if split.test.count == 0]
+    ):
         raise SettingError(f"{empty[0]} has no test examples to look at; give the run some that are public")
-    return [View(each, splits[each.recipe.data], settings) for each in subjects]
+    return [View(each, splits[of(each.recipe)], settings) for each in subjects]
 
 
 def _check_rooms(views: Sequence[View], settings: Settings) -> None:
@@ -156,39 +166,93 @@ def _announce(views: Sequence[View], console: Console) -> None:
             )
 
 
-def _survey(views: Sequence[View], settings: Settings, console: Console) -> None:
+@dataclass(frozen=True)
+class Work:
+    """One part of one run, or between the first run and others; ``size`` in forward passes, as expected."""
+
+    view: View
+    part: str
+    others: tuple[View, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return f"{self.view.subject.name}: {self.part}"
+
+    @property
+    def size(self) -> float:
+        from saltflat.runs.survey import passes, weights_in
+
+        each = passes(self.part, self.view.settings, weights_in(self.view)) * PARTS[self.part].weight
+        return each * max(1, len(self.others))
+
+
+def works(views: Sequence[View], parts: Sequence[str], *, resume: bool = False) -> list[Work]:
+    """What is to be done, in its order: run by run, then what lies between; with ``resume`` not what is kept."""
+    from saltflat.runs.survey import is_kept
+
+    alike = tuple(view for view in views[1:] if view.subject.same_shape(views[0].subject))
+    alone = [Work(view, part) for view in views for part in parts if not PARTS[part].between]
+    between = [Work(views[0], part, alike) for part in parts if PARTS[part].between and alike]
+    return [each for each in (*alone, *between) if not (resume and is_kept(each.view, each.part))]
+
+
+def measure(todo: Sequence[Work], console: Console, again: str) -> None:
+    """All of it under one bar that knows how long the whole takes; Ctrl-C says what is kept, and ``again`` goes on."""
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    shown = sys.stdout.isatty()
+    period = 600.0  # seconds: parts differ in speed, and the estimate is of the whole
+    done: list[Work] = []
+    try:
+        with Progress(
+            *columns, console=console, disable=not shown, transient=True, speed_estimate_period=period
+        ) as bar:
+            task = bar.add_task("", total=sum(each.size for each in todo) or 1)
+            for each in todo:
+                bar.update(task, description=f"{each.name} ({len(done) + 1} of {len(todo)})")
+                _step(each, bar, task, before=sum(other.size for other in done))
+                done.append(each)
+                if not shown:
+                    console.print(f"{each.name} done", highlight=False, markup=False)
+    except KeyboardInterrupt:
+        kept = ", ".join(each.name for each in done) or "nothing yet"
+        raise Interrupted(f"stopped at once; kept: {kept}; to go on, run {again}", signal.SIGINT) from None
+    for view in {id(each.view): each.view for each in todo}.values():
+        for note in view.notes:
+            console.print(f"{view.subject.name}: {note}", highlight=False, markup=False)
+
+
+def _step(work: Work, bar: Progress, task: TaskID, *, before: float) -> None:
+    """One part; a pass moves the bar by what it weighs, and never past the part's own share."""
     from saltflat.runs.survey import look
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not sys.stdout.isatty(), transient=True) as bar:
-        for view in views:
-            for part in settings.parts:
-                if not PARTS[part].between:
-                    _step(view, part, bar, lambda view=view, part=part: look(view, part))
-        alike = [view for view in views[1:] if view.subject.same_shape(views[0].subject)]
-        for part in settings.parts:
-            if PARTS[part].between and alike:
-                work = lambda part=part: look(views[0], part, alike)
-                _step(views[0], part, bar, work, times=len(alike))
-    for view in views:
-        for note in view.notes:
-            console.print(f"{view.subject.name}: {note}", highlight=False)
+    passed, weight = 0.0, PARTS[work.part].weight
+
+    def tick() -> None:
+        nonlocal passed
+        passed = min(passed + weight, work.size)
+        bar.update(task, completed=before + passed)
+
+    work.view.tick = tick
+    look(work.view, work.part, work.others)
+    bar.update(task, completed=before + work.size)
 
 
-def _step(view: View, part: str, bar: Progress, work: Any, times: int = 1) -> None:
-    """One part under the bar; without a terminal, a line when it is done."""
-    from saltflat.runs.survey import passes, weights_in
-
-    name = f"{view.subject.name}: {part}"
-    total = passes(part, view.settings, weights_in(view)) * times
-    task = bar.add_task(name, total=total)
-    view.tick = lambda: bar.advance(task)
-    work()
-    bar.update(task, completed=total, visible=False)
-    if bar.disable:
-        bar.console.print(f"{name} done", highlight=False)
+def _again(runs: Sequence[Path], settings: Settings, data_dir: Path | None, threads: int) -> str:
+    """The command that goes on, as a shell takes it: the same runs and settings, without what is kept."""
+    usual_ones = type(settings)()
+    flags: list[str] = [] if settings.parts == usual_ones.parts else ["--only", ",".join(settings.parts)]
+    named = {"--lanczos": "steps", "--device": "device"}
+    named |= {f"--{name}": name for name in ("examples", "grid", "seed", "probes", "radius", "distance")}
+    for flag, name in named.items():
+        if getattr(settings, name) != getattr(usual_ones, name):
+            flags += [flag, str(getattr(settings, name))]
+    flags += ["--float64"] * settings.float64
+    flags += ["--train", "--private-stays-here"] * settings.train
+    flags += ["--data-dir", str(data_dir)] if data_dir is not None else []
+    flags += ["--threads", str(threads)] if threads else []
+    return shlex.join(["saltflat", "landscape", "--resume", *map(str, runs), *flags])
 
 
 def _report(views: Sequence[View], console: Console) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from saltflat.cli.screen import screen
 from saltflat.errors import SettingError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def show(ledger: Place, delta: Delta = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps(facts))
     else:
-        _print(facts)
+        _print(history, facts)
 
 
 def check(ledger: Place, head: Head = None) -> None:
@@ -106,13 +107,15 @@ def _facts(history: History, delta: float) -> dict[str, Any]:
 def _run_facts(history: History, runs: list[int], delta: float) -> dict[str, Any]:
     """One row: a run and its later starts, under the name that it had last."""
     starts = [run.body for run in history.began(runs)]
+    from saltflat.privacy.record.costs import facts as cost_facts
+
     steps = history.steps(runs).items()
     return {
         "name": starts[-1]["name"],
         "started": starts[0]["time"],
         "starts": len(starts),
         "stamp": max(start["stamp"] for start in starts),
-        "steps": [{"rate": rate, "noise": noise, "steps": count} for (rate, noise), count in steps],
+        "steps": [{**cost_facts(cost), "steps": count} for cost, count in steps],
         "epsilon_alone": _finite(history.epsilon(delta, runs)),
     }
 
@@ -121,12 +124,11 @@ def _finite(epsilon: float) -> float | None:
     return epsilon if math.isfinite(epsilon) else None
 
 
-def _print(facts: dict[str, Any]) -> None:
-    from rich.console import Console
+def _print(history: History, facts: dict[str, Any]) -> None:
     from rich.markup import escape
 
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(facts))
+    console = screen(highlight=False, soft_wrap=True)
+    console.print(_table(history, facts))
     if facts["stamp"]:
         console.print(f"[bold red]{facts['stamp']}[/bold red]: no epsilon holds for this data any more")
     console.print(
@@ -140,17 +142,20 @@ def _print(facts: dict[str, Any]) -> None:
     )
 
 
-def _table(facts: dict[str, Any]) -> Table:
+def _table(history: History, facts: dict[str, Any]) -> Table:
     from rich.markup import escape
     from rich.table import Table
+
+    from saltflat.privacy.record.costs import columns
 
     title = f"spent on {escape(facts['dataset'])}"
     names = ("run", "since", "starts", "steps", "rate", "noise", "epsilon alone")
     table = Table(*names, title=title, title_style="")
-    for run in facts["runs"]:
-        parts = run["steps"]
-        steps = "\n".join(str(part["steps"]) for part in parts)
-        rates, noises = ("\n".join(f"{part[key]:.6g}" for part in parts) for key in ("rate", "noise"))
+    for run, starts in zip(facts["runs"], history.starts().values(), strict=True):
+        lines = [(str(steps), *columns(cost)) for cost, steps in history.steps(starts).items()]
+        steps, rates, noises = (
+            (escape("\n".join(part)) for part in zip(*lines, strict=True)) if lines else [""] * 3
+        )
         alone = run["stamp"] or _epsilon(run["epsilon_alone"])
         table.add_row(
             escape(run["name"]), run["started"][:10], str(run["starts"]), steps, rates, noises, alone

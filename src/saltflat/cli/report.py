@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from saltflat.cli.screen import screen
 from saltflat.errors import SettingError
 
 if TYPE_CHECKING:
@@ -43,10 +44,9 @@ def report(
 
         saltflat report runs/sat --pictures pictures --card README.md
     """
-    from rich.console import Console
 
     place = out or runs[0].absolute().parent / "report.html"
-    console = Console(highlight=False, soft_wrap=True)
+    console = screen(highlight=False, soft_wrap=True)
     runs = [
         run for run in runs if run.absolute() != place.absolute()
     ] or runs  # `report runs/*`, a second time

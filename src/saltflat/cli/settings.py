@@ -20,11 +20,12 @@ Change = tuple[Keys, Any, str]
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag for one setting, of the recipe or of its only phase."""
+    """A flag for one setting, of the recipe or of its only phase; ``keys`` where it is not called as the flag is."""
 
     name: str
     help: str
     of_phase: bool = False
+    keys: Keys = ()
 
     @property
     def word(self) -> str:
@@ -32,7 +33,10 @@ class Flag:
 
 
 FLAGS = (
-    Flag("data", "Data set: digits (embedded), mnist, adult, ...; or a file: mine.npz, mine.csv."),
+    Flag(
+        "data",
+        "Data set: digits (embedded), mnist, adult, ...; or yours: mine.npz, mine.csv, a folder of images.",
+    ),
     Flag("table", "For a CSV: the TOML file that declares its columns (docs/tables.md)."),
     Flag("test", "For a CSV: another one of the same columns, whose rows are public; for accuracy only."),
     Flag("classes", "For an npz: how many classes y has, 0 and up."),
@@ -52,12 +56,40 @@ FLAGS = (
 )
 
 
-def changes(document: Document, given: Mapping[str, str], sets: Sequence[str]) -> Iterator[Change]:
+_SHARED = ("data", "table", "test", "classes", "target_range", "model", "delta", "spare", "method")
+_LOCAL = ("clients", "local", "Local")
+CLIENT_FLAGS = (
+    *(flag for flag in FLAGS if flag.name in _SHARED),
+    Flag("clients", "Declared number of clients: a public bound.", keys=("clients", "count")),
+    Flag("user", "For a file of yours: the column that says whose a row is.", keys=("clients", "user")),
+    Flag(
+        "split",
+        "Or how examples are divided: iid, dirichlet, dirichlet-equal, '{Dirichlet = {alpha = 0.3}}'.",
+        keys=("clients", "split"),
+    ),
+    Flag("epsilon", "The epsilon that the run may spend, one client added or removed."),
+    Flag("rounds", "Number of rounds.", of_phase=True, keys=("steps",)),
+    Flag("rate", "Each client's probability to join a round."),
+    Flag("draw", "How clients are drawn: Poisson, or WithoutReplacement for exactly rate x clients."),
+    Flag("lr", "The server's learning rate; 1 with SGD is federated averaging.", of_phase=True),
+    Flag("clip_norm", "The most that one client moves a round's sum: a number or a rule.", of_phase=True),
+    Flag("local_epochs", "How often a client goes over its own rows in a round.", keys=(*_LOCAL, "epochs")),
+    Flag("local_lr", "A client's learning rate.", keys=(*_LOCAL, "lr")),
+    Flag("local_batch_size", "Rows in a client's minibatch.", keys=(*_LOCAL, "batch_size")),
+    Flag("physical", "Most clients in memory at once; changes no result."),
+    Flag("seed", "Seed of the initial weights; noise and sampling are always secret."),
+)
+SPLITS = {"iid": "IID", "dirichlet": "Dirichlet", "dirichlet-equal": "DirichletEqual"}
+
+
+def changes(
+    document: Document, given: Mapping[str, str], sets: Sequence[str], *, flags: Sequence[Flag] = FLAGS
+) -> Iterator[Change]:
     """What the flags ask for, as changes of the document: (keys, value, the flag)."""
-    for flag in FLAGS:
+    for flag in flags:
         if flag.name in given:
             value = _value(flag, given[flag.name])
-            keys = _in_the_phase(flag, value, document) if flag.of_phase else (flag.name,)
+            keys = _in_the_phase(flag, value, document) if flag.of_phase else flag.keys or (flag.name,)
             yield keys, value, flag.word
     for text in sets:
         key, equals, value = text.partition("=")
@@ -72,6 +104,8 @@ def changes(document: Document, given: Mapping[str, str], sets: Sequence[str]) -
 def _value(flag: Flag, text: str) -> Any:
     if flag.name == "method" and text in OLD_NAMES:
         return OLD_NAMES[text]
+    if flag.name == "split" and text in SPLITS:
+        return SPLITS[text]
     try:
         return word(text)
     except DataError as error:
@@ -82,7 +116,9 @@ def _in_the_phase(flag: Flag, value: Any, document: Document) -> Keys:
     """Where a setting of the only phase is; with several, the words to say which is meant."""
     phases = document.table.get("phase")
     blocks = [each for each in phases if isinstance(each, dict)] if isinstance(phases, list) else []
-    ways = [_way(flag, place, phase) for place, phase in enumerate(blocks)] or [("phase", "0", flag.name)]
+    ways = [_way(flag, place, phase) for place, phase in enumerate(blocks)] or [
+        ("phase", "0", *(flag.keys or (flag.name,)))
+    ]
     if len(ways) > 1:
         said = " or ".join(f"--set '{dotted(way)}={inline(value)}'" for way in ways)
         raise SettingError(f"{flag.word} is for one phase, and the recipe has {len(ways)}: write {said}")
@@ -93,7 +129,7 @@ def _way(flag: Flag, place: int, phase: Mapping[str, Any]) -> Keys:
     """The learning rate is the optimizer's; DPLIS and others have one too, which must follow it."""
     above = ("phase", str(place))
     if flag.name != "lr":
-        return (*above, flag.name)
+        return (*above, *(flag.keys or (flag.name,)))
     optimizer = phase.get("optimizer")
     name = next(iter(optimizer)) if isinstance(optimizer, dict) and optimizer else str(optimizer)
     own = _with_rate(phase.get("method"), (*above, "method"))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from saltflat.cli.screen import screen
 from saltflat.errors import SettingError
 
 if TYPE_CHECKING:
@@ -56,9 +57,8 @@ def suggest(
     if as_json:
         print(json.dumps(_facts(found)))
         return
-    from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = screen(highlight=False, markup=False, soft_wrap=True)
     console.print(found.text)
     if recipe is not None:
         console.print(f"Written to {recipe}: saltflat train {recipe} --dry-run shows what it does.")

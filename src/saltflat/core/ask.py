@@ -10,10 +10,11 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from saltflat.clipping import COUNT, LARGEST, SMALLEST, Chunk, Clip, Counted, as_clip
+from saltflat.core.group import ALONE, Group
 from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, noised
 from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
-from saltflat.frames import Frame
+from saltflat.frames import Frame, Inside
 from saltflat.tree import Released, Tree
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
@@ -31,6 +32,8 @@ class Sample(Protocol):
 
     def losses(self, points: Sequence[Tree]) -> Iterable[Tensor]: ...
 
+    def by_view(self, places: Sequence[int]) -> Sample: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
@@ -40,6 +43,7 @@ class Release:
     noise_multiplier: float
     expected_units: float  # rate x declared size, a public constant
     noise: Noise
+    group: Group = ALONE  # over whose units the sum is taken
 
 
 @dataclass
@@ -48,6 +52,7 @@ class _Budget:
 
     left: float = 1.0
     heard: list[Heard] = field(default_factory=list)
+    noised: list[Tree] = field(default_factory=list)  # the answers, in the coordinates of their frames
     fractions: list[tuple[float, float]] = field(default_factory=list)  # (share, fraction within the bound)
 
     def spend(self, share: float) -> None:
@@ -60,23 +65,43 @@ class _Budget:
 
 
 @dataclass(frozen=True)
+class _Asked:
+    """Points to ask at, their weights, and the view that each is asked about, if every view has points of its own."""
+
+    points: list[Tree]
+    weights: list[float]
+    places: list[int]
+
+
+Near = tuple[Tree, float, int | None]  # a point, its weight, the view that it is asked about
+
+
+def _itself(point: Tree, unit: int) -> Sequence[Near]:
+    return [(point, 1.0, None)]
+
+
+@dataclass(frozen=True)
 class _View:
     """How a method's questions are changed on their way through the door."""
 
     part: float = 1.0  # what every share is multiplied by
     factor: float = 1.0  # what the clip norm is multiplied by
     count: float = 0.0  # the part of every answer that goes to a count of unclipped units
-    spread: Spread | None = None  # which points are asked in the place of each
+    near: Callable[[Tree, int], Sequence[Near]] = _itself  # which points are asked in the place of each
     by_unit: bool = False  # whether they differ from unit to unit
+    by_view: bool = False  # whether they differ from view to view
+    frame: Frame | None = None  # around whatever frame a question brings
 
-    def points(
-        self, points: Sequence[Tree], weights: Sequence[float], unit: int
-    ) -> tuple[list[Tree], list[float]]:
-        """The points to ask instead of these, and their weights."""
-        spread = self.spread or (lambda point, unit: [(point, 1.0)])
+    def asked(self, points: Sequence[Tree], weights: Sequence[float], unit: int) -> _Asked:
+        """The points to ask instead of these."""
         pairs = zip(points, weights, strict=True)
-        found = [(near, weight * part) for point, weight in pairs for near, part in spread(point, unit)]
-        return [point for point, _ in found], [weight for _, weight in found]
+        found = [
+            (near, weight * part, place)
+            for point, weight in pairs
+            for near, part, place in self.near(point, unit)
+        ]
+        places = [place for _, _, place in found if place is not None]
+        return _Asked([point for point, _, _ in found], [weight for _, weight, _ in found], places)
 
 
 class Ask:
@@ -115,13 +140,13 @@ class Ask:
         """
         weights, view = _checked_weights(points, weights), self._view
         share = self._spend(share)
-        near, parts = view.points(points, weights, 0)
+        asked = view.asked(points, weights, 0)
         if view.by_unit:
-            chunks = self._whole_sample().apart(
-                lambda unit: view.points(points, weights, unit)[0], parts, None
-            )
+            own = lambda unit: view.asked(points, weights, unit).points
+            chunks = self._sample_for(asked).apart(own, asked.weights, None)
         else:
-            chunks = self._sample(near, parts)
+            sample = self._sample_for(asked) if view.by_view else self._sample
+            chunks = sample(asked.points, asked.weights)
         return self._answer(chunks, points[0], frame, share)
 
     def apart(
@@ -144,8 +169,9 @@ class Ask:
         if view.by_unit:
             raise SettingError("units cannot have points of their own twice: drop one of the two methods")
         share = self._spend(share)
-        near = lambda label: view.points(points_of(label), weights, 0)[0]
-        chunks = self._whole_sample().apart(near, view.points(points_of(0), weights, 0)[1], groups)
+        own = lambda label: view.asked(points_of(label), weights, 0).points
+        asked = view.asked(points_of(0), weights, 0)
+        chunks = self._sample_for(asked).apart(own, asked.weights, groups)
         return self._answer(chunks, like, frame, share)
 
     def gap(self, low: Tree, high: Tree, *, bound: float, share: float, frame: Frame | None = None) -> float:
@@ -190,6 +216,11 @@ class Ask:
         return tuple(self._budget.heard)
 
     @property
+    def noised(self) -> Sequence[Tree]:
+        """The same answers in the coordinates of their frames, where every one of them has noise."""
+        return tuple(self._budget.noised)
+
+    @property
     def fraction(self) -> float | None:
         """The noisy fraction of units within the clip norm, if it was counted; the more exact weigh more."""
         total = math.fsum(share for share, _ in self._budget.fractions)
@@ -199,20 +230,27 @@ class Ask:
         """This door, with every share times ``share``: what is left over is for other questions."""
         return self._seen(replace(self._view, part=self._view.part * share), self._fresh)
 
-    def spread(self, spread: Spread, *, by_unit: bool = False) -> Ask:
+    def spread(self, spread: Spread, *, by_unit: bool = False, by_view: bool = False) -> Ask:
         """This door, asking at the points and weights ``spread(point, label)`` in the place of every point.
 
-        They come from public randomness and earlier releases. Without ``by_unit`` the unit's label is always 0.
+        They come from public data, public randomness and earlier releases. Without ``by_unit`` the unit's label is
+        always 0. With ``by_view`` the k-th of them is asked about the k-th view of every unit only.
         """
         outer = self._view
+        if by_view and outer.by_view:
+            raise SettingError("views cannot have points of their own twice: drop one of the two methods")
 
-        def both(point: Tree, unit: int) -> Sequence[tuple[Tree, float]]:
-            near = spread(point, unit if by_unit else 0)
-            points, weights = [p for p, _ in near], [w for _, w in near]
-            return list(zip(*outer.points(points, weights, unit if outer.by_unit else 0), strict=True))
+        def both(point: Tree, unit: int) -> list[Near]:
+            near = enumerate(spread(point, unit if by_unit else 0))
+            return [
+                (further, weight * part, number if by_view else place)
+                for number, (each, weight) in near
+                for further, part, place in outer.near(each, unit if outer.by_unit else 0)
+            ]
 
-        fresh = self._fresh and self._fresh.spread(spread, by_unit=by_unit)
-        return self._seen(replace(outer, spread=both, by_unit=by_unit or outer.by_unit), fresh)
+        fresh = self._fresh and self._fresh.spread(spread, by_unit=by_unit, by_view=by_view)
+        unit, view = by_unit or outer.by_unit, by_view or outer.by_view
+        return self._seen(replace(outer, near=both, by_unit=unit, by_view=view), fresh)
 
     def counting(self, factor: float, share: float) -> Ask:
         """This door with ``factor`` times the clip norm, and ``share`` of every answer for `fraction`.
@@ -227,6 +265,15 @@ class Ask:
         fresh = self._fresh and self._fresh.counting(factor, 0.0)
         return self._seen(replace(self._view, factor=factor * self._view.factor, count=share), fresh)
 
+    def framed(self, frame: Frame) -> Ask:
+        """This door, with ``frame`` around every question's own: units enter it last, and answers leave it first.
+
+        *Guarantee*: as any frame, it comes from public data, public randomness or earlier releases.
+        """
+        outer = self._view.frame
+        both = frame if outer is None else Inside(frame, outer)
+        return self._seen(replace(self._view, frame=both), self._fresh and self._fresh.framed(frame))
+
     def _seen(self, view: _View, fresh: Ask | None) -> Ask:
         """Another view of this door: one budget for both."""
         door = Ask(self._sample, self._release, fresh=fresh, view=view)
@@ -239,6 +286,7 @@ class Ask:
         return share
 
     def _answer(self, chunks: Iterable[Chunk], like: Tree, frame: Frame | None, share: float) -> Released:
+        frame = self._around(frame)
         if frame is not None:
             chunks = map(frame.enter, chunks)
         bounded = self._bounded(chunks, like)
@@ -247,11 +295,14 @@ class Ask:
             leaf.div_(self._release.expected_units)
         self._count(answer, share)
         std = self._std(self._multiplier(share), bounded.sensitivity)
-        answer = answer if frame is None else frame.leave(answer)
-        own = {name: leaf.to(like[name].dtype) for name, leaf in answer.items()}  # narrowed after the noise
-        released = Released(own, noise_std=std)
+        released = Released(_narrowed(answer if frame is None else frame.leave(answer), like), noise_std=std)
         self._budget.heard.append(Heard(like, released))
+        self._budget.noised.append(released if frame is None else _narrowed(answer, like))
         return released
+
+    def _around(self, frame: Frame | None) -> Frame | None:
+        outer = self._view.frame
+        return frame if outer is None else outer if frame is None else Inside(frame, outer)
 
     @property
     def _clip(self) -> Clip:
@@ -272,7 +323,11 @@ class Ask:
             self._budget.fractions.append((share, float(answer.pop(COUNT)) / unit + 0.5))
 
     def _noised(self, bounded: Bounded, share: float) -> Tree:
-        return noised(bounded, self._multiplier(share), self._release.noise)
+        """The one place where a sum becomes a release: over all processes first, if there are several."""
+        made = lambda total: noised(
+            replace(bounded, total=total), self._multiplier(share), self._release.noise
+        )
+        return self._release.group.released(bounded.total, made)
 
     def _std(self, multiplier: float, sensitivity: float) -> float:
         """Without noise it is 0, whatever the clip norm: none at all is an infinite one."""
@@ -281,10 +336,20 @@ class Ask:
     def _multiplier(self, share: float) -> float:
         return self._release.noise_multiplier / share**0.5
 
+    def _sample_for(self, asked: _Asked) -> Sample:
+        """The units, each point with the view that it is asked about."""
+        whole = self._whole_sample()
+        return whole.by_view(asked.places) if asked.places else whole
+
     def _whole_sample(self) -> Sample:
         if not isinstance(self._sample, Sample):
             raise SettingError("this door opens on gradients at shared points only; build it with chunks_of")
         return self._sample
+
+
+def _narrowed(answer: Tree, like: Tree) -> Tree:
+    """In the types of the weights, once the noise is on it."""
+    return {name: leaf.to(like[name].dtype) for name, leaf in answer.items()}
 
 
 def _checked_weights(points: Sequence[Tree], weights: Sequence[float] | None) -> Sequence[float]:

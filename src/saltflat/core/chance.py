@@ -7,10 +7,12 @@ would change with it. From one that is secret and new each time, a unit's masks 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -37,6 +39,27 @@ def still(augment: Any) -> Iterator[None]:
 def still_by_place(augment: Any) -> Iterator[None]:
     """No chance either; but what else torch draws differs from row to row: each place of a batch has its own draws."""
     with _seeded(0, augment), _WithoutDropout(alike=False):
+        yield
+
+
+@contextmanager
+def repeated() -> Iterator[None]:
+    """The same draws each time, alike for every row: torch's, and those of numpy and Python that have no owner."""
+    ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  (what others draw from is set back)
+    try:
+        random.seed(0)
+        np.random.seed(0)  # noqa: NPY002
+        with still(None):
+            yield
+    finally:
+        random.setstate(ours)
+        np.random.set_state(theirs)  # noqa: NPY002
+
+
+@contextmanager
+def seeded(key: int) -> Iterator[None]:
+    """A stream that begins at ``key``; afterwards torch's own goes on as if nothing had been drawn."""
+    with _seeded(key, None):
         yield
 
 

@@ -7,13 +7,14 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
@@ -26,6 +27,7 @@ from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
 from saltflat.errors import ModelError, SaltflatError, SettingError
+from saltflat.gradients.width import widened
 from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
@@ -49,7 +51,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_whole(model: nn.Module) -> None:
-    """Refuse what stands between saltflat and a model: a compiler, copies of it, other processes.
+    """Refuse what stands between saltflat and a model: a compiler, or copies of it.
 
     >>> check_whole(nn.DataParallel(nn.Linear(2, 2)))
     Traceback (most recent call last):
@@ -66,13 +68,8 @@ def check_whole(model: nn.Module) -> None:
         if type(module).__name__ in _COPIES:
             raise ModelError(
                 f"the model is wrapped in {type(module).__name__}: its copies would clip, draw and add noise each for "
-                "itself; hand in the model itself (model.module), in one process"
+                "itself; hand in the model itself (model.module): processes of torchrun share the work by themselves"
             )
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise ModelError(
-            f"{distributed.get_world_size()} processes train together (torch.distributed), and each would draw its own "
-            "batches and noise, so that their models drift apart; train in one process"
-        )
 
 
 _COPIES = ("DataParallel", "DistributedDataParallel", "FullyShardedDataParallel")
@@ -221,6 +218,7 @@ def _tried(trial: Trial, *, quiet: bool) -> None:
     try:
         _check_connected(trial)
         _check_apart(trial)
+        _check_forgets(trial)
         _check_gradients(trial)
     except ModelError:
         raise
@@ -300,7 +298,9 @@ def _runs(trial: Trial) -> bool:
     return bool(torch.isfinite(losses).all())
 
 
-_MADE_UP = 13  # units: more than the eight hardest of a batch, and few enough to be quick
+# Units that are made up: more than the eight hardest of a batch, and few enough to be quick. Companies of 11, 9, 7, 5
+# units are seldom as many as a layer is wide, for which rows might be taken.
+_MADE_UP, _FEW = 11, 5
 
 
 def _made_up_trial(contribution: Differentiable, params: Tree, like: Batch) -> Trial | None:
@@ -337,6 +337,8 @@ class LookAgain:
 
     def __call__(self, params: Tree, batch: Batch | None) -> None:
         self.held.check(self.contribution.model)
+        if batch is None:
+            self.held.clear(self.contribution.model)
         if self.changed():
             check_model(self.contribution.model)  # which may name the layer
         if batch is not None and rows_in(batch) >= 2 * self.contribution.rows_per_unit:
@@ -346,15 +348,32 @@ class LookAgain:
 
     def _compare(self, params: Tree, batch: Batch) -> None:
         units = rows_in(batch) // self.contribution.rows_per_unit
-        trial = Trial(self.contribution.still(), params, batch, units, _TOLERANCE)
+        trial = Trial(self.contribution.still(), tree.map_tree(widened, params), batch, units, _TOLERANCE)
         one, norms = secrets.randbelow(units), trial.together.norms()
-        if not bool(torch.isfinite(norms[one])):  # it is left out anyway
-            return
-        only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
-        together, alone = trial.together.weighted_sum(only), _alone(trial, one)
-        gap, _ = _gap(together, alone)
-        if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
-            raise ModelError(_MIXED)
+        if bool(torch.isfinite(norms[one])):  # else it is left out anyway
+            only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
+            together, alone = trial.together.weighted_sum(only), _alone(trial, one)
+            gap, _ = _gap(together, alone)
+            if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
+                raise ModelError(_MIXED)
+        _check_part(trial)
+
+
+def _check_part(trial: Trial) -> None:
+    """Every unit of a secret third of the batch, in another order, is what it was among all of them.
+
+    A model may mix only a few of many rows, or by their places, and one drawn unit is seldom among those. A unit that
+    rounding alone changes as much as mixing would says nothing here, as it may be an odd record.
+    """
+    some = secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3))
+    looks = _looks(trial.params, length=tree.size(trial.params) ** 0.5)[:1]
+    here, there = _signature(trial.chunk(some), looks), _signature(trial.together, looks)[some]
+    gaps = _distances(there, here)
+    if not bool((gaps > trial.tolerance).any()):
+        return
+    jitter = 30 * _distances(here, _signature(_jittered(trial).chunk(some), looks))
+    if bool(((gaps > trial.tolerance + jitter) & (jitter <= _MOST_JITTER)).any()):
+        raise ModelError(_MIXED)
 
 
 def _alone(trial: Trial, one: int) -> Tree:
@@ -369,12 +388,16 @@ def _jitter(trial: Trial, one: int, alone: Tree) -> float:
     It is large where weights are, or where their type is narrow, and knows nothing of other units: a model that mixes
     does not become an honest one by it.
     """
+    return min(_MOST_JITTER, 30 * _gap(_alone(_jittered(trial), one), alone)[0])
 
-    def moved(leaf: Tensor) -> Tensor:
-        return leaf * (1 + torch.finfo(leaf.dtype).eps * torch.randn_like(leaf))
 
-    other = _alone(replace(trial, params=tree.map_tree(moved, trial.params)), one)
-    return min(0.05, 30 * _gap(other, alone)[0])
+_MOST_JITTER = 0.05  # more than that is not put down to rounding
+
+
+def _jittered(trial: Trial) -> Trial:
+    """The same with each weight changed by about its last digit."""
+    moved = lambda leaf: leaf * (1 + torch.finfo(leaf.dtype).eps * torch.randn_like(leaf))
+    return replace(trial, params=tree.map_tree(moved, trial.params))
 
 
 def modes_of(model: nn.Module) -> tuple[bool, ...]:
@@ -384,13 +407,30 @@ def modes_of(model: nn.Module) -> tuple[bool, ...]:
 
 @dataclass(frozen=True)
 class Held:
-    """What a model must keep while it trains: every tensor that is not trained."""
+    """What a model must keep while it trains: every tensor that is not trained; and what else it holds at first."""
 
-    tensors: Mapping[str, Tensor]
+    tensors: Mapping[str, Tensor] = field(repr=False)
+    plain: Mapping[str, Mapping[str, object]] = field(repr=False)  # attributes of every layer
 
     @classmethod
     def by(cls, model: nn.Module) -> Held:
-        return cls({name: leaf.detach().clone() for name, leaf in _untrained(model)})
+        tensors = {name: leaf.detach().clone() for name, leaf in _untrained(model)}
+        shallow = lambda value: type(value)(value) if type(value) in (dict, list) else value
+        plain = {
+            name: {key: shallow(value) for key, value in vars(module).items() if key not in _TORCHS_OWN}
+            for name, module in model.named_modules()
+        }
+        return cls(tensors, plain)
+
+    def clear(self, model: nn.Module) -> None:
+        """Take out what forward left in the model, a map of attention or the last batch: it is made of private rows.
+
+        Whoever saves the whole model would release it without noise. Weights and buffers are not touched.
+        """
+        for name, module in model.named_modules():
+            for key, value in list(vars(module).items()) if name in self.plain else ():
+                if any(f"{name}.{each}" not in self.tensors for each, _ in _held_as(key, value, module)):
+                    _put_back(module, key, self.plain[name])
 
     def check(self, model: nn.Module) -> None:
         for name, leaf in _untrained(model):
@@ -399,6 +439,20 @@ class Held:
                     f"buffer {name!r} changes when the model sees data, and would release it without noise; "
                     "remove the running statistics, or keep that layer in eval mode"
                 )
+
+
+def _put_back(module: nn.Module, key: str, before: Mapping[str, object]) -> None:
+    """An attribute as it was: lists and dictionaries in place, as others may hold them too."""
+    now, then = vars(module)[key], before.get(key)
+    if isinstance(now, list) and isinstance(then, list):
+        now[:] = then
+    elif isinstance(now, dict) and isinstance(then, dict):
+        now.clear()
+        now.update(then)
+    elif key in before:
+        setattr(module, key, then)
+    else:
+        delattr(module, key)
 
 
 def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -413,13 +467,17 @@ def _untrained(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def held_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Tensors that a module holds as plain attributes, or in dictionaries and lists: neither parameters nor buffers."""
     for key, value in vars(module).items():
-        if isinstance(value, Tensor):
-            yield key, value
-        elif key == "_flat_weights" and isinstance(module, nn.RNNBase):
-            continue  # the weights that a recurrent layer was last run with
-        elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            yield from ((f"{key}.{k}", leaf) for k, leaf in items if _is_plain(leaf))
+        yield from _held_as(key, value, module)
+
+
+def _held_as(key: str, value: object, module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield key, value
+    elif key == "_flat_weights" and isinstance(module, nn.RNNBase):
+        return  # the weights that a recurrent layer was last run with
+    elif value and isinstance(value, dict | list | tuple) and key not in _TORCHS_OWN:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"{key}.{k}", leaf) for k, leaf in items if _is_plain(leaf))
 
 
 def _is_plain(leaf: object) -> bool:
@@ -544,13 +602,18 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
 
 
 def _check_connected(trial: Trial) -> None:
+    two = trial.some(range(min(trial.units, 2)))
+    check_connected(lambda leaves: trial.contribution.losses_of_units(leaves, two), trial.params)
+
+
+def check_connected(losses: Callable[[Tree], Tensor], params: Tree) -> None:
     """Refuse a parameter that no loss depends on: noise alone would move it, and it would never learn.
 
     Read from the graph, not from values: an adapter whose gradient is merely zero now does take part.
     """
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in trial.params.items()}
+    leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
     with torch.enable_grad():
-        total = trial.contribution.losses_of_units(leaves, trial.batch).sum()
+        total = losses(leaves).sum()
     if not total.requires_grad:
         raise ModelError("the loss does not depend on any trained parameter; is the output detached?")
     grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
@@ -632,9 +695,9 @@ def _check_apart(trial: Trial) -> None:
     _check_companies(trial, whole, looks)
     if not trial.by_chance:
         placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
-        drawn = _signature(placed.together, looks)
-        if _distance(whole, drawn) > trial.tolerance:
-            _check_companies(placed, drawn, looks)
+        few = range(min(trial.units, _FEW))
+        if _distance(whole[list(few)], _signature(placed.chunk(few), looks)) > trial.tolerance:
+            _check_companies(placed, _signature(placed.together, looks), looks)
 
 
 def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None:
@@ -642,9 +705,9 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
-        half, largest = trial.units // 2, int(torch.nan_to_num(whole[:, 0]).argmax())
-        companies = [[u for u in everyone if u != half]]
-        companies += [everyone[:half], everyone[half:], everyone[:1], everyone[-1:]]
+        third, largest = trial.units // 3 + 1, int(torch.nan_to_num(whole[:, 0]).argmax())
+        gone = {largest, third} if trial.units > _FEW else {third}
+        companies = [[u for u in everyone if u not in gone], everyone[third:], everyone[:1], everyone[-1:]]
         _check_spoilt(trial, whole, largest, looks)
     for company in companies:
         if len(company) > (1 if trial.by_chance else 0):
@@ -653,6 +716,28 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
             gap = _distance(there[stayed], here[stayed])
             if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
                 raise ModelError(_why_not_apart(trial, whole, looks))
+
+
+def _check_forgets(trial: Trial) -> None:
+    """Units are what they were after quite other rows: a running maximum, wherever it is kept, would have moved.
+
+    What a model keeps of the rows before would let a unit of one step change everybody's gradient in all later ones.
+    """
+    units, looks = range(min(trial.units, _FEW)), _looks(trial.params)
+    before = _signature(trial.together, looks)[list(units)]
+    with suppress(Exception):  # a loss may refuse numbers so large; what was seen of them was seen
+        replace(trial, batch=mapped(of_other_sizes, trial.batch)).chunk(range(trial.units))
+    gap = _distance(before, _signature(trial.chunk(units), looks))
+    if gap > trial.tolerance:
+        again = _distance(*(_signature(trial.chunk(units), looks) for _ in range(2)))
+        raise ModelError(_DRAWN if again > trial.tolerance else _REMEMBERED)
+
+
+def of_other_sizes(leaf: Tensor) -> Tensor:
+    """The same rows, from a thousandth of what they were to a thousand times that; whole numbers in another order."""
+    if not leaf.is_floating_point():
+        return leaf.flip(0)
+    return leaf * torch.logspace(3, -3, len(leaf)).to(leaf).view(-1, *[1] * (leaf.ndim - 1))
 
 
 def _why_not_apart(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> str:
@@ -666,8 +751,8 @@ def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree])
 
     Such a unit adds nothing itself; but if it made the others' gradients NaN, these would be left out as well.
     """
-    rows = torch.arange(trial.units * trial.contribution.rows_per_unit) // trial.contribution.rows_per_unit
-    mine = rows == unit
+    company = [unit, *(u for u in range(trial.units) if u != unit)][:_FEW]
+    mine = torch.arange(len(company) * trial.contribution.rows_per_unit) < trial.contribution.rows_per_unit
 
     def spoilt(leaf: Tensor) -> Tensor:
         if not leaf.is_floating_point():
@@ -676,12 +761,12 @@ def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree])
         wrong[1::2] = math.inf  # some models clear the one and not the other
         return torch.where(mine.to(leaf.device).view(-1, *[1] * (leaf.ndim - 1)), wrong.view_as(leaf), leaf)
 
-    others = [u for u in range(trial.units) if u != unit]
+    beside = replace(trial, batch=mapped(spoilt, trial.some(company)), units=len(company))
     try:
-        here = _signature(replace(trial, batch=mapped(spoilt, trial.batch)).together, looks)[others]
+        here = _signature(beside.together, looks)[1:]
     except Exception:  # a unit that makes the loss fail is left out by itself
         return
-    gap = _distance(whole[others], here)
+    gap = _distance(whole[company[1:]], here)
     if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
         raise ModelError(_why_not_apart(trial, whole, looks))
 
@@ -694,9 +779,9 @@ def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:
     return min(1e-4, 30 * _distance(whole.flip(0), turned))
 
 
-def _looks(params: Tree) -> list[Tree]:
-    """Two random directions in weight space."""
-    source, scale = torch.Generator().manual_seed(1), 1 / max(1, tree.size(params)) ** 0.5
+def _looks(params: Tree, length: float = 1.0) -> list[Tree]:
+    """Two random directions in weight space, of about this length."""
+    source, scale = torch.Generator().manual_seed(1), length / max(1, tree.size(params)) ** 0.5
     drawn = lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf)
     return [tree.map_tree(drawn, params) for _ in range(2)]
 
@@ -708,20 +793,27 @@ def _signature(chunk: Chunk, looks: Sequence[Tree]) -> Tensor:
 
 
 def _distance(there: Tensor, here: Tensor) -> float:
-    """The largest difference of two signatures beside a unit's norm; infinite if one is finite and the other is not."""
-    finite = torch.isfinite(there).all(1)
-    if bool((finite != torch.isfinite(here).all(1)).any()):
-        return math.inf
-    if not bool(finite.any()):
-        return 0.0
+    """The largest difference of two signatures beside a unit's norm; 0 where there are none."""
+    return float(_distances(there, here).max()) if len(there) else 0.0
+
+
+def _distances(there: Tensor, here: Tensor) -> Tensor:
+    """Of every unit: how far two signatures are apart beside its norm; infinite if one is finite and the other not."""
+    finite, other = torch.isfinite(there).all(1), torch.isfinite(here).all(1)
     gaps = (there - here).abs().amax(1) / (there[:, 0] + 1e-12)
-    return float(gaps[finite].max())
+    gaps = torch.where(finite & other, gaps, torch.zeros_like(gaps))
+    return torch.where(finite != other, torch.full_like(gaps, math.inf), gaps)
 
 
 _DRAWN = (
     "the same examples give other gradients each time: the model or the loss draws random numbers that are not torch's "
     "own (numpy, Python's random, a torch.Generator that it holds), or counts its calls; draw with torch's functions, "
     "whose seed is secret here"
+)
+_REMEMBERED = (
+    "the same examples give other gradients once the model has seen others: the model or the loss keeps something of "
+    "what it saw (a running maximum or mean, a memory bank, a counter), in a number, an array or a tensor; one "
+    "example would change what all later ones do, so keep nothing between calls"
 )
 _MIXED = (
     "one example's gradient changes when another example does, or leaves: something in the model or the loss mixes the "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +19,9 @@ from torch.func import functional_call
 from saltflat.clipping import Chunk
 from saltflat.core.chance import Draws, secret, still, still_by_place
 from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole, held_by
+from saltflat.core.group import ALONE, Group
 from saltflat.core.memory import keep_freed_memory
+from saltflat.core.reading import check_read
 from saltflat.core.sampling import (
     Batch,
     Form,
@@ -27,15 +30,25 @@ from saltflat.core.sampling import (
     Units,
     form_of,
     labels,
+    mapped,
     physical,
     pick,
     rows_in,
 )
 from saltflat.errors import ModelError, SettingError
-from saltflat.gradients.chunk import Kept, book_keeping, checked_losses
+from saltflat.gradients.chunk import Kept, Use, checked_losses, kept
+from saltflat.gradients.width import (
+    Narrowed,
+    Wide,
+    full_float32,
+    is_narrow,
+    narrow_leaves,
+    note_narrow,
+    widened,
+)
 from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_whole
-from saltflat.tree import Tree
+from saltflat.tree import Tree, copied, map_tree
 
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]
@@ -47,7 +60,8 @@ class Contribution(Protocol):
     A call turns a physical batch into its units' vectors at the asked points, ``losses`` into each unit's loss at each
     point; ``model`` holds the weights, ``unit`` names whose privacy it is. ``check`` refuses, before the first step,
     what would let one unit's data reach another's vector, and gives a `Spot` that looks again as training goes on; it
-    releases nothing.
+    releases nothing. One that changes from step to step (a learning rate of its own, public coins) also has
+    ``at(step)``, itself at that step, counted from 0: it is asked for before the step's door opens.
 
     *Guarantee*: a unit's vector depends on that unit alone. Everything that is promised rests on this.
     """
@@ -72,16 +86,22 @@ def supervised(criterion: Callable[[Any, Tensor], Tensor]) -> Loss:
     >>> loss(nn.Linear(2, 3), (torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))).shape
     torch.Size([4])
     """
+    return Supervised(criterion)
 
-    def loss(predict: Predict, batch: Batch) -> Tensor:
+
+@dataclass(frozen=True)
+class Supervised:
+    """See `supervised`; a value, so that it can go to another process."""
+
+    criterion: Callable[[Any, Tensor], Tensor]
+
+    def __call__(self, predict: Predict, batch: Batch) -> Tensor:
         if not isinstance(batch, Sequence) or len(batch) < 2:
             raise ModelError(
                 f"a criterion takes pairs of inputs and targets, and the data gives {_said(batch)}: pass a function "
                 'loss(predict, batch), such as lambda predict, batch: criterion(predict(batch["x"]), batch["y"])'
             )
-        return criterion(predict(batch[0]), batch[1])
-
-    return loss
+        return self.criterion(predict(batch[0]), batch[1])
 
 
 def _said(batch: Batch) -> str:
@@ -105,6 +125,7 @@ class PerExample:
     fixed: Tree = field(default_factory=dict)  # stands for tensors of the model that no point has
     strict: bool = False  # whether a failure is an error, not a unit without a contribution
     draws: Draws = secret  # where dropout, augmentations and the like take their randomness from
+    places: tuple[int, ...] = ()  # with `by_view`: which view each point is asked about
 
     def __post_init__(self) -> None:
         keep_freed_memory()  # private steps are about to be taken in this process
@@ -136,11 +157,13 @@ class PerExample:
             return self._without_offenders(points, weights, batch)
 
     def check(self, params: Tree, take: Take, count: int) -> Spot:
-        """See `check_model`, `check_views` and `check_step`."""
+        """See `check_model`, `check_read`, `check_views` and `check_step`."""
         check_model(self.model)
-        if self.augment is not None:
-            check_views(self._drawn_views, take, count)
-        return check_step(self, params, take, count)
+        check_read(take, np.arange(min(count, 4)), self.rows_per_unit)
+        with full_float32():
+            if self.augment is not None:
+                check_views(self._drawn_views, take, count)
+            return check_step(self, params, take, count)
 
     def _drawn_views(self, batch: Batch) -> Batch:
         with still(self.augment):
@@ -161,9 +184,14 @@ class PerExample:
         return replace(self, draws=still_by_place)
 
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
-        """The loss of every row at a point."""
+        """The loss of every row at a point, in float32 where the model would take less."""
         own = {**self.fixed, **point}
-        return self.loss(lambda *args, **kwargs: functional_call(self.model, own, args, kwargs), batch)
+        predict = lambda *args, **kwargs: functional_call(self.model, own, args, kwargs)
+        if not is_narrow(self.model):
+            return self.loss(predict, batch)
+        own = map_tree(widened, {**narrow_leaves(self.model), **own})
+        with Wide():
+            return self.loss(predict, mapped(widened, batch))
 
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every unit: the mean over its views."""
@@ -212,14 +240,28 @@ class PerExample:
             return torch.full((len(points), 1), float("nan"))
 
     def _kept(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
+        """In float32 or better: a model that turns out to take less is run again, and known from then on."""
+        if not is_narrow(self.model):
+            try:
+                return self._kept_at(points, weights, batch)
+            except Narrowed:
+                note_narrow(self.model)
+        try:
+            return self._kept_at([map_tree(widened, point) for point in points], weights, batch)
+        except Narrowed:
+            raise ModelError(
+                "a part of the model computes in half precision whatever it is given (a function with a forward of "
+                "its own), and kernels of half precision round an example's gradient by who is beside it; let that "
+                "part take float32"
+            ) from None
+
+    def _kept_at(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
         with self.draws(self.augment):
             batch = self._views_of(batch)
-            return book_keeping(
-                lambda point: self.losses_at(point, batch),
-                points,
-                weights,
-                rows=rows_in(batch),
-                views=self.views,
+            return kept(
+                self._asked(points, weights, batch),
+                rows=rows_in(batch) // (self.views if self.places else 1),
+                views=1 if self.places else self.views,
                 constants=[
                     *self.fixed.values(),
                     *self.model.buffers(),
@@ -227,6 +269,30 @@ class PerExample:
                     *self._held(),
                 ],
             )
+
+    def _asked(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> list[Use]:
+        """Every point with the rows that it is asked about: all of them, or one view of each unit."""
+        both = list(zip(points, weights, strict=True))
+        if not self.places:
+            return [(lambda point: self.losses_at(point, batch), point, weight) for point, weight in both]
+        rows = torch.arange(rows_in(batch)).view(-1, self.views)
+        parts = [pick(batch, rows[:, place % self.views]) for place in self.places]
+        return [
+            (partial(self.losses_at, batch=part), point, weight)
+            for part, (point, weight) in zip(parts, both, strict=True)
+        ]
+
+    def by_view(self, places: Sequence[int]) -> PerExample:
+        """The same, but point k sees one view of every unit only, number ``places[k]``; of one view all points see it.
+
+        *Guarantee*: as before; a unit's views go to points by their place in the unit, never by the unit's in a batch.
+        """
+        if not places or (max(places) + 1) % self.views:
+            raise SettingError(
+                f"{len(set(places))} points cannot be dealt out to {self.views} views of an example: give the method "
+                "as many copies as there are views, or a multiple"
+            )
+        return replace(self, places=tuple(places))
 
     def _held(self) -> Iterator[Tensor]:
         """Tensors that the model's layers hold besides: the same for every row."""
@@ -359,6 +425,16 @@ class Private:
         first = next((batch for batch in tried if batch is not None), None)
         return whole if first is None else replace(whole, form=form_of(first))
 
+    @property
+    def rows_per_unit(self) -> int:
+        """Rows of a unit in a batch, where units are rows."""
+        return getattr(self.contribution, "rows_per_unit", 1)
+
+    def at(self, step: int) -> Private:
+        """The same at a step, counted from 0, for a contribution that asks for it."""
+        moved = getattr(self.contribution, "at", None)
+        return self if moved is None else replace(self, contribution=moved(step))
+
     def taken(self, part: Indices) -> Batch | None:
         """The batch of these units; None if they cannot be read, or are not as many, or of another form.
 
@@ -368,7 +444,7 @@ class Private:
             batch = self.units.take(part)
             if self.form is None:
                 return batch
-            rows = len(part) * getattr(self.contribution, "rows_per_unit", 1)
+            rows = len(part) * self.rows_per_unit
             return batch if rows_in(batch) == rows and form_of(batch) == self.form else None
         except Exception:
             return None
@@ -376,20 +452,25 @@ class Private:
 
 @dataclass(frozen=True)
 class chunks_of:
-    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for."""
+    """The drawn units' gradients, one physical batch at a time, at whatever points are asked for.
+
+    *Guarantee*: every batch gets copies of the points, so that a model which changes its weights in place changes
+    neither what is released nor what the next batch sees.
+    """
 
     private: Private
     drawn: Indices = field(repr=False)
     most: int
     sampler: Sampler = field(default_factory=SecureSampling)
+    group: Group = ALONE  # of which this process takes its share of the drawn
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
         for batch in self._batches():
-            yield self.private.contribution(points, weights, batch)
+            yield self.private.contribution([copied(point) for point in points], weights, batch)
 
     def _batches(self) -> Iterator[Batch]:
         """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""
-        for part in physical(self.drawn, self.most):
+        for part in physical(self.group.mine(self.drawn), self.most):
             batch = self.private.taken(part)
             if batch is None:
                 sound = [unit for unit in part if self.private.taken(np.array([unit])) is not None]
@@ -401,12 +482,23 @@ class chunks_of:
         self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None
     ) -> Iterator[Chunk]:
         """Each unit, or each group of units, at points of its own; `labels` says which."""
-        own = labels(len(self.drawn), groups, self.sampler)
+        everybody = self.group.told(lambda: labels(len(self.drawn), groups, self.sampler))
+        mine, own = self.group.mine(self.drawn), self.group.mine(everybody)
         for label in np.unique(own):
-            together = replace(self, drawn=self.drawn[own == label])
+            together = replace(self, drawn=mine[own == label], group=ALONE)
             yield from together(points_of(int(label)), weights)
+
+    def by_view(self, places: Sequence[int]) -> chunks_of:
+        """The same, but point k sees view ``places[k]`` of every unit only."""
+        dealt = getattr(self.private.contribution, "by_view", None)
+        if dealt is None:
+            raise SettingError(
+                f"a {self.private.contribution.unit} has no views, which this method pairs with points in weight "
+                "space; take per_example(model, loss, views=K, augment=...), or another method"
+            )
+        return replace(self, private=replace(self.private, contribution=dealt(places)))
 
     def losses(self, points: Sequence[Tree]) -> Iterator[Tensor]:
         """Every unit's loss at each point; (points, units)."""
         for batch in self._batches():
-            yield self.private.contribution.losses(points, batch)
+            yield self.private.contribution.losses([copied(point) for point in points], batch)

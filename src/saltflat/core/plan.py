@@ -5,20 +5,29 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.clipping import LARGEST, SMALLEST, Clip, as_clip
-from saltflat.door import AnyMethod, check_method, check_pair, fresh_noise
+from saltflat.core.draw import Draw, Poisson, WithoutReplacement
+from saltflat.door import (
+    AnyMethod,
+    PublicGradients,
+    check_method,
+    check_pair,
+    fresh_noise,
+    public_in,
+)
 from saltflat.errors import SettingError
 from saltflat.optimizers import EMA, Optimizer
 from saltflat.privacy.accounting import bounds
-from saltflat.privacy.accounting.calibration import calibrate_scale
-from saltflat.privacy.accounting.events import ChosenDpEvent, compose, phase_event
+from saltflat.privacy.accounting.calibration import calibrate_scale, tight
+from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, Adjacency, ChosenDpEvent, compose
 from saltflat.privacy.accounting.filters import RdpFilter, planned_order
 from saltflat.privacy.limits import STEPS_CEILING
+from saltflat.privacy.record.costs import ADJACENCIES, Cost, event_of
 from saltflat.privacy.record.history import most
 from saltflat.schedules import Schedule, at
 from saltflat.settings import is_number, is_positive, is_whole
@@ -94,17 +103,13 @@ class Phase:
             return Counter(noise for step in range(self.steps) for noise in self.noise_at(step))
         return Counter({noise: k * self.steps for noise, k in Counter(self.noise_at(0)).items()})
 
-    def event(self, rate: float) -> DpEvent:
-        """The cost of all its steps."""
-        events = [phase_event(rate, noise, count) for noise, count in self.noises().items()]
-        return events[0] if len(events) == 1 else compose(*events)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Phases over one data set, each step on a Poisson sample at ``rate`` of ``size`` declared units.
+    """Phases over one data set, each step on a secret sample at ``rate`` of ``size`` declared units.
 
-    With ``ema`` the run ends with the running mean of its weights instead of the last ones.
+    ``draw`` says how a sample is drawn: `Poisson` or, exactly ``rate x size`` units, `WithoutReplacement`. With
+    ``ema`` the run ends with the running mean of its weights instead of the last ones.
 
     *Guarantee*: `event` is derived from what will run. Sampling, clipping and noise take their settings
     from here and nowhere else. What a phase that ends ``until`` does not use goes to the next one, whose steps
@@ -122,6 +127,7 @@ class Plan:
     rate: float
     size: int
     ema: EMA | None = None
+    draw: Draw = field(default_factory=Poisson)
 
     def __post_init__(self) -> None:
         if not (isinstance(self.phases, tuple | list) and all(isinstance(p, Phase) for p in self.phases)):
@@ -138,9 +144,17 @@ class Plan:
             )
         if not (self.ema is None or isinstance(self.ema, EMA)):
             raise SettingError(f"ema is an EMA(decay=...), or None; got {self.ema!r}")
+        if not isinstance(self.draw, Poisson | WithoutReplacement):
+            raise SettingError(f"draw is Poisson() or WithoutReplacement(); got {self.draw!r}")
+        self.draw.check(self.rate, self.size)
         for phase, following in zip(self.phases, self.phases[1:], strict=False):
             if phase.until is not None:
                 _check_handover(phase, following)
+        if self.data_driven and not isinstance(self.draw, Poisson):
+            raise SettingError(
+                "results decide when the noise changes (until), which is accounted for with Poisson() draws only: fix "
+                "the number of steps, or draw so"
+            )
 
     @property
     def steps(self) -> int:
@@ -156,6 +170,25 @@ class Plan:
         return self.rate * self.size
 
     @property
+    def public(self) -> tuple[PublicGradients, ...]:
+        """The public examples that its methods and optimizers use."""
+        return public_in(*(owner for phase in self.phases for owner in (phase.method, phase.optimizer)))
+
+    @property
+    def adjacency(self) -> str:
+        """Whether its cost is that of a unit that is added or removed, or of one that is replaced."""
+        return self.draw.adjacency
+
+    @property
+    def relation(self) -> Adjacency:
+        """The adjacency, as the accountants call it."""
+        return REPLACE if self.adjacency == ADJACENCIES[1] else ADD_REMOVE
+
+    def cost(self, noise_multiplier: float) -> Cost:
+        """What one sample costs, as a ledger charges it."""
+        return self.draw.cost(self.rate, self.size, noise_multiplier)
+
+    @property
     def data_driven(self) -> bool:
         """Whether results decide how many steps have which noise."""
         return any(
@@ -164,35 +197,43 @@ class Plan:
         )
 
     def event(self) -> DpEvent:
-        """The whole privacy cost: a Poisson-subsampled Gaussian for each sample of each step.
+        """The whole privacy cost: a subsampled Gaussian for each sample of each step.
 
         If results decide when the noise changes, the list of steps is not known in advance; then it is an event
         that only a Renyi filter accounts for, and that says so.
         """
-        planned = compose(*(phase.event(self.rate) for phase in self.phases))
+        planned = self._planned()
         return ChosenDpEvent(planned) if self.data_driven else planned
 
-    def by_cost(self) -> Counter[tuple[float, float]]:
-        """How many steps are planned at each (rate, noise multiplier), as a ledger counts: each sample is one."""
-        total: Counter[tuple[float, float]] = Counter()
+    def _planned(self) -> DpEvent:
+        """The cost of the list as it is planned."""
+        phases = [
+            [event_of(self.cost(noise), count) for noise, count in phase.noises().items()]
+            for phase in self.phases
+        ]
+        return compose(*(events[0] if len(events) == 1 else compose(*events) for events in phases))
+
+    def by_cost(self) -> Counter[Cost]:
+        """How many steps are planned at each cost, mostly (rate, noise multiplier), as a ledger counts: by samples."""
+        total: Counter[Cost] = Counter()
         for phase in self.phases:
-            total.update({(self.rate, noise): count for noise, count in phase.noises().items()})
+            total.update({self.cost(noise): count for noise, count in phase.noises().items()})
         return total
 
-    def event_on_record(self, charged: Mapping[tuple[float, float], int]) -> DpEvent:
+    def event_on_record(self, charged: Mapping[Cost, int]) -> DpEvent:
         """The plan's cost, and that of every step on record beyond it: steps that ran again after a crash.
 
-        ``charged`` counts steps by (rate, noise multiplier), as a ledger does.
+        ``charged`` counts steps by cost, as a ledger does.
 
         *Guarantee*: at least the cost of what is planned, and at least the cost of what was charged. If results decide
         when the noise changes, steps beyond the planned number count as the dearest ones (see `most`).
         """
         if self.data_driven:
             total = most(self.by_cost(), charged)
-            return ChosenDpEvent(compose(*(phase_event(*cost, n) for cost, n in total.items())))
-        again = Counter(charged)
+            return ChosenDpEvent(compose(*(event_of(cost, n) for cost, n in total.items())))
+        again: Counter[Cost] = Counter(charged)
         again.subtract(self.by_cost())
-        return compose(self.event(), *(phase_event(*cost, n) for cost, n in (+again).items()))
+        return compose(self.event(), *(event_of(cost, n) for cost, n in (+again).items()))
 
     def filter(self, delta: float) -> RdpFilter:
         """A meter that refuses the step that would pass the plan's own epsilon, at an order fixed now.
@@ -200,14 +241,15 @@ class Plan:
         Give it to `Safeguards` as the meter of a run whose phases end ``until``. By the plan's guarantee it
         never refuses; it is there so that a mistake in this reasoning, or in a phase, stops the run.
         """
-        event = compose(*(phase.event(self.rate) for phase in self.phases))
+        event, adjacency = self._planned(), self.relation
         slack = 1 + 1e-9  # so that rounding does not refuse the last step
-        epsilon = bounds.rdp_epsilon(event, delta) * slack
-        return RdpFilter(epsilon=epsilon, delta=delta, order=planned_order(event, delta))
+        epsilon = bounds.rdp_epsilon(event, delta, adjacency=adjacency) * slack
+        order = planned_order(event, delta, adjacency=adjacency)
+        return RdpFilter(epsilon=epsilon, delta=delta, order=order, adjacency=adjacency)
 
     def epsilon(self, delta: float) -> float:
-        """An upper bound on epsilon; unit: as the contribution says; adjacency: add or remove one unit."""
-        return bounds.epsilon(self.event(), delta)
+        """An upper bound on epsilon; unit: as the contribution says; adjacency: as its draw says."""
+        return bounds.epsilon(self.event(), delta, adjacency=self.relation)
 
     def scaled(self, factor: float) -> Plan:
         """The same plan with every noise multiplier times ``factor``."""
@@ -236,5 +278,10 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float) -> Plan:
     """
     if not isinstance(plan, Plan):
         raise SettingError(f"plan is a Plan, whose noise is to be scaled; got a {type(plan).__name__}")
-    factor = calibrate_scale(lambda scale: plan.scaled(scale).event(), epsilon=epsilon, delta=delta)
+    factor = calibrate_scale(
+        lambda scale: plan.scaled(scale).event(),
+        epsilon=epsilon,
+        delta=delta,
+        accountant=tight(plan.relation),
+    )
     return plan.scaled(factor)

@@ -9,9 +9,7 @@ from saltflat.core.plan import Plan
 from saltflat.core.sampling import is_secret
 from saltflat.core.step import Safeguards
 from saltflat.errors import PrivacyError
-from saltflat.privacy.record.format import ADJACENCIES
-
-ADJACENCY = ADJACENCIES[0]  # what `Plan.epsilon` is about: one unit is added or removed
+from saltflat.privacy.record.costs import ADJACENCIES, Cost
 
 
 @runtime_checkable
@@ -27,7 +25,20 @@ class Account(Protocol):
     @property
     def adjacency(self) -> str: ...
 
-    def choose(self, planned: Mapping[tuple[float, float], int]) -> None: ...
+    def choose(self, planned: Mapping[Cost, int]) -> None: ...
+
+
+def check_draws(plan: Plan, contribution: object) -> None:
+    """Refuse draws of a fixed number for units that remember earlier steps (``remembers``): error memories of clients.
+
+    A memory tells who was drawn before. Under `Poisson` a unit's draws are its own, and the cost of a step is that of a
+    unit without one; under draws without replacement they hang together, and no bound is known.
+    """
+    if plan.adjacency != ADJACENCIES[0] and getattr(contribution, "remembers", False):
+        raise PrivacyError(
+            "units that remember what they left out (feedback) have a known cost with draw=Poisson() only, and the "
+            f"plan draws by {type(plan.draw).__name__}: drop feedback, or draw so"
+        )
 
 
 def check_record(plan: Plan, unit: str, safeguards: Safeguards) -> None:
@@ -45,10 +56,11 @@ def check_record(plan: Plan, unit: str, safeguards: Safeguards) -> None:
         raise PrivacyError(
             f"one {unit} is a unit here, and the ledger's run would say one {run.unit}: open it with unit={unit!r}"
         )
-    if run.adjacency != ADJACENCY:
+    if run.adjacency != plan.adjacency:
         raise PrivacyError(
-            f"a plan costs what it does for one unit that is added or removed, and the ledger's run would say "
-            f"{run.adjacency!r}: open it with adjacency={ADJACENCY!r}"
+            f"the plan draws by {type(plan.draw).__name__}, and costs what it does under adjacency "
+            f"{plan.adjacency!r}; the ledger's run would say {run.adjacency!r}: open it with "
+            f"adjacency={plan.adjacency!r}"
         )
     if plan.data_driven:
         run.choose(plan.by_cost())

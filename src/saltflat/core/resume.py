@@ -7,10 +7,11 @@ lowers what was spent: the ledger is not part of a checkpoint, and steps that ru
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,7 +21,7 @@ from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position
 from saltflat.errors import DataError, LedgerError, SettingError
 from saltflat.privacy.record import checkpoint
-from saltflat.settings import is_whole
+from saltflat.settings import is_positive, is_whole
 from saltflat.tree import Tree
 
 
@@ -95,6 +96,28 @@ def load(
     return Position(step, params, **parts, phase=meta["phase"], within=meta["within"])
 
 
+_SAME_NOISE = 1e-8  # of the noise: what processors make of one calibration differs by much less
+
+
+def as_begun(kept: Checkpoints, plan: Plan) -> Plan:
+    """The plan with the noise that the newest checkpoint was made with, where a processor's last digits alone differ.
+
+    A calibration ends a few digits apart on another machine; a run that goes on there goes on as it began, and its
+    steps are those that its ledger knows. Any other plan is left as it is, for `load` to refuse.
+    """
+    found = checkpoint.load(kept.folder)
+    phases = todays(found.meta.get("plan", {})).get("phases", []) if found is not None else []
+    noises: list[Any] = [each.get("noise_multiplier") for each in phases if isinstance(each, dict)]
+    same = len(noises) == len(plan.phases) and all(
+        is_positive(there) and math.isclose(there, phase.noise_multiplier, rel_tol=_SAME_NOISE)
+        for there, phase in zip(noises, plan.phases, strict=True)
+    )
+    if not same:
+        return plan
+    both = zip(plan.phases, noises, strict=True)
+    return replace(plan, phases=tuple(replace(phase, noise_multiplier=there) for phase, there in both))
+
+
 def _owners(plan: Plan, number: int) -> dict[str, Any]:
     """Who made each part of a position in phase ``number``."""
     phase = plan.phases[number]
@@ -127,7 +150,7 @@ def _refuse_another_plan(place: str, meta: Mapping[str, Any], plan: Plan) -> Non
     known = {"plan", "step", "phase", "within", "shapes", "head", "sampler"}
     if not known <= meta.keys() or not all(isinstance(meta[key], int) for key in ("step", "phase", "within")):
         raise DataError(f"{place} was not made by train; give another folder")
-    other = difference(_renamed(meta["plan"]), outline(plan))
+    other = difference(todays(meta["plan"]), outline(plan))
     if other is not None or not (1 <= meta["step"] <= plan.steps and 0 <= meta["phase"] < len(plan.phases)):
         raise SettingError(
             f"{place} belongs to another plan: {other or _behind(meta)}; give the plan that it "
@@ -136,16 +159,18 @@ def _refuse_another_plan(place: str, meta: Mapping[str, Any], plan: Plan) -> Non
 
 
 _RENAMED = {"Quantile": {"rate": "speed"}}  # settings that had another name in version 0.1
+_ADDED: dict[str, dict[str, Any]] = {"Plan": {"draw": {"is": "Poisson"}}}  # what older outlines do not say
 
 
-def _renamed(there: Any) -> Any:
-    """An outline in today's names."""
+def todays(there: Any) -> Any:
+    """An outline in today's names, with what was not said then because there was nothing else."""
     if isinstance(there, list):
-        return [_renamed(item) for item in there]
+        return [todays(item) for item in there]
     if not isinstance(there, dict):
         return there
-    names = _RENAMED.get(str(there.get("is")), {})
-    return {names.get(key, key): _renamed(item) for key, item in there.items()}
+    kind = str(there.get("is"))
+    names = _RENAMED.get(kind, {})
+    return {**_ADDED.get(kind, {}), **{names.get(key, key): todays(item) for key, item in there.items()}}
 
 
 def _behind(meta: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Poisson draws of units, and physical batches of bounded size."""
+"""Draws of units, and physical batches of bounded size."""
 
 from __future__ import annotations
 
@@ -203,6 +203,19 @@ def poisson(count: int, rate: float, source: Sampler) -> Indices:
     if not (is_positive(rate) and rate <= 1):
         raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate!r}")
     return np.flatnonzero(source.random(count) < rate)
+
+
+def without_replacement(count: int, batch: int, source: Sampler) -> Indices:
+    """``batch`` of ``count`` numbers, in order, every such set being as likely: those with the least draws.
+
+    >>> without_replacement(5, 5, np.random.default_rng())
+    array([0, 1, 2, 3, 4])
+    """
+    if not (is_whole(count) and is_whole(batch, 1, count)):
+        raise SettingError(
+            f"from 1 to {count} of {count} units can be drawn without replacement; got {batch!r}"
+        )
+    return np.sort(np.argsort(source.random(count), kind="stable")[:batch])
 
 
 def labels(count: int, groups: int | None, source: Sampler) -> Indices:

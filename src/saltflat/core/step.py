@@ -9,19 +9,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from saltflat.core.ask import Ask, Release
 from saltflat.core.check import Spot, check_answer, check_moved
 from saltflat.core.contribution import Private, chunks_of
+from saltflat.core.group import Group
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick, poisson
-from saltflat.errors import ModelError, SaltflatError, SettingError
+from saltflat.core.reading import check_read
+from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick
+from saltflat.errors import ModelError, PrivacyError, SaltflatError, SettingError
+from saltflat.gradients.width import full_float32
 from saltflat.privacy.noise import SecureNoise, SecureSampling
-from saltflat.tree import Tree
+from saltflat.privacy.record.costs import Cost, words
+from saltflat.tree import Tree, copied
 
 LOOK_EVERY = (
     600  # steps' worth of units between two looks of the spot check, which costs little more than one
@@ -32,6 +36,13 @@ class Meter(Protocol):
     """Where steps are charged: a ledger's run. It must have written the cost before it returns."""
 
     def step(self, rate: float, noise_multiplier: float) -> None: ...
+
+
+@runtime_checkable
+class AnyMeter(Protocol):
+    """A meter that charges for samples of any kind: a ledger's run."""
+
+    def take(self, cost: Cost) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +126,35 @@ def begin(plan: Plan, at: Position) -> Position | None:
 
 
 def draw(plan: Plan, at: Position, count: int, sampling: Sampler) -> Sequence[Indices]:
-    """The step's units: a Poisson sample, and another one if the method draws two."""
-    return [poisson(count, plan.rate, sampling) for _ in _noises(plan, at)]
+    """The step's units: a sample, and another one if the method draws two; drawn once for all processes."""
+    one = lambda: plan.draw.units(count, plan.rate, plan.size, sampling)
+    return Group.here().told(lambda: [one() for _ in _noises(plan, at)])
 
 
 def charge(plan: Plan, at: Position, meter: Meter | None) -> None:
-    """Put the step on record, sample by sample; without a meter the plan alone accounts for it."""
-    if meter is not None:
-        for noise_multiplier in _noises(plan, at):
-            meter.step(plan.rate, noise_multiplier)
+    """Put the step on record, sample by sample; without a meter the plan alone accounts for it.
+
+    Of several processes the first one charges, and all of them wait for it.
+    """
+
+    def on_record() -> None:
+        if meter is not None:
+            for noise_multiplier in _noises(plan, at):
+                _charge(meter, plan.cost(noise_multiplier))
+
+    Group.here().told(on_record)
+
+
+def _charge(meter: Meter, cost: Cost) -> None:
+    if isinstance(cost, tuple):
+        meter.step(*cost)
+    elif isinstance(meter, AnyMeter):
+        meter.take(cost)
+    else:
+        raise PrivacyError(
+            f"the meter, a {type(meter).__name__}, charges for Poisson samples only, and the plan's are of another "
+            f"kind ({words(cost)}): give a ledger's run"
+        )
 
 
 def open_door(
@@ -137,14 +168,17 @@ def open_door(
 ) -> Ask:
     """The door of a step that was charged; the last sample is asked first, and leads to the others."""
     ask: Ask | None = None
+    private, group = private.at(at.step), Group.here()
     for sample, noise_multiplier in zip(drawn, _noises(plan, at), strict=True):
         release = Release(
             clip_norm=_phase(plan, at).clip_norm,
             noise_multiplier=noise_multiplier,
             expected_units=plan.expected_units,
             noise=safeguards.noise,
+            group=group,
         )
-        ask = Ask(chunks_of(private, sample, physical, safeguards.sampling), release, fresh=ask)
+        chunks = chunks_of(private, sample, physical, safeguards.sampling, group)
+        ask = Ask(chunks, release, fresh=ask)
     assert ask is not None
     return ask
 
@@ -155,8 +189,9 @@ def advance(plan: Plan, at: Position, ask: Ask) -> Position:
     Until a step has moved the weights, each is looked at: noise in every parameter, and every parameter moved.
     """
     phase = _phase(plan, at)
-    direction, state = phase.method.step(ask, at.params, at.state)
-    params, memory = phase.optimizer.step(at.params, direction, at.memory)
+    with full_float32():
+        direction, state = phase.method.step(ask, at.params, at.state)
+        params, memory = phase.optimizer.step(at.params, direction, at.memory)
     proven = at.proven or (phase.noise_multiplier > 0 and _proves(ask, at.params, params))
     mean = plan.ema and plan.ema.step(params, at.mean)
     return Position(at.step + 1, params, state, memory, mean, at.phase, at.within + 1, proven)
@@ -172,7 +207,11 @@ def look_again(
     few = min(physical, plan.expected_units)
     due = at.step in (1, plan.steps) or at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
     if (due or spot.changed()) and len(drawn[-1]):
-        _look(spot, at.params, private, private.taken(drawn[-1][: max(2, int(few))]))
+        some = drawn[-1][: max(2, int(few))]
+        with full_float32():
+            _look(spot, copied(at.params), private, private.taken(some))
+        if private.form is not None:
+            check_read(private.units.take, some, private.rows_per_unit)
 
 
 def _look(spot: Spot, params: Tree, private: Private, batch: Batch | None) -> None:
@@ -202,9 +241,14 @@ def _look(spot: Spot, params: Tree, private: Private, batch: Batch | None) -> No
 
 
 def _proves(ask: Ask, before: Tree, after: Tree) -> bool:
-    for heard in ask.heard:
-        check_answer(heard.answer, before)
-    return check_moved(before, after)
+    """A parameter that a mask left out of every answer may stay where it is: the next step is looked at again."""
+    for answer in ask.noised:
+        check_answer(answer, before)
+    told = {name for name in before if any(bool(heard.answer[name].any()) for heard in ask.heard)}
+    moved = check_moved(
+        *({name: leaf for name, leaf in each.items() if name in told} for each in (before, after))
+    )
+    return moved and len(told) == len(before)
 
 
 def _phase(plan: Plan, at: Position) -> Phase:

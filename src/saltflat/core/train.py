@@ -15,8 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from saltflat.core.contribution import Contribution, Private
+from saltflat.core.group import Group
 from saltflat.core.plan import Plan
-from saltflat.core.record import check_record
+from saltflat.core.public import check_apart
+from saltflat.core.record import check_draws, check_record
 from saltflat.core.resume import Checkpoints, load, save
 from saltflat.core.sampling import Units
 from saltflat.core.step import (
@@ -35,9 +37,10 @@ from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, Interrupted, ModelError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.noise import SecureSampling
-from saltflat.privacy.record.history import Cost, epsilon_of
+from saltflat.privacy.record.costs import Cost
+from saltflat.privacy.record.history import epsilon_of
 from saltflat.settings import is_whole
-from saltflat.tree import Tree
+from saltflat.tree import Tree, copied
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +113,7 @@ class Spent:
 
     def take(self, phase: int, within: int) -> None:
         """Count one step, each of its samples."""
-        self.steps.update((self.plan.rate, noise) for noise in self.plan.phases[phase].noise_at(within))
+        self.steps.update(self.plan.cost(noise) for noise in self.plan.phases[phase].noise_at(within))
 
     def epsilon(self, delta: float) -> float:
         """An upper bound on what the steps so far have cost; infinite without secret noise.
@@ -119,11 +122,12 @@ class Spent:
         the whole plan, and so is a plan whose phases end by results, and a run whose earlier steps are not known; there
         what ran again counts on top of it.
         """
-        if not self.secret or any(noise == 0 for _, noise in self.steps):
+        if not self.secret or any(isinstance(cost, tuple) and cost[1] == 0 for cost in self.steps):
             return math.inf
         if self.plan.data_driven or not self.known:
-            return bounds.epsilon(self.plan.event_on_record(self.steps), delta)
-        return epsilon_of(self.steps, delta, "add-or-remove")
+            event = self.plan.event_on_record(self.steps)
+            return bounds.epsilon(event, delta, adjacency=self.plan.relation)
+        return epsilon_of(self.steps, delta, self.plan.adjacency)
 
 
 def trainable(model: nn.Module) -> Tree:
@@ -149,25 +153,33 @@ def train(
     process at once. A ``running.watch`` that returns True ends the run after that step, in the same good order. However
     it ends, the model has the weights of the last whole step.
 
-    *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one
-    ``contribution.unit``, added or removed, under Poisson sampling. Steps that run again after a crash cost
-    as much again, and the meter is charged for them. A ledger's run that would say something else than what runs
-    (another unit, private noise) is refused, and so is a plan that results may change under a budget without order.
+    Under ``torchrun`` all processes call it with the same arguments, and share every step's units (`core.group`); the
+    first of them alone charges ``meter``, keeps ``checkpoints`` and is asked to ``watch``.
+
+    *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one ``contribution.unit``:
+    added or removed under Poisson sampling, replaced where the plan draws a fixed number. Steps that run again after a
+    crash cost as much again, and the meter is charged for them. A ledger's run that would say something else than what
+    runs (another unit or adjacency, private noise) is refused, and so is a plan that results may change under a budget
+    without order.
     """
     run = _Run(plan, safeguards or Safeguards(), running or Running())
+    check_draws(plan, contribution)
     check_record(plan, contribution.unit, run.safeguards)
+    check_apart(plan.public, units)
     first, run = run.opened(trainable(contribution.model))
-    at, spent, enough, kept = first, run.spent(first), list[bool](), first.step
+    at, spent, enough, kept, group = first, run.spent(first), list[bool](), first.step, Group.here()
     with finish_first() as caught:
+        stopped = lambda: group.most(caught[0] if caught else 0)  # by a signal, in whichever process
         try:
-            for at in run.steps(first, contribution, units, leave=lambda: bool(enough or caught)):
+            for at in run.steps(first, contribution, units, leave=lambda: bool(stopped() or enough)):
                 spent.take(at.phase, at.within - 1)
-                if run.told(at, spent, contribution.model):
+                if group.told(lambda: run.told(at, spent, contribution.model)):  # noqa: B023  (called at once)
                     enough.append(True)
                 if enough or caught or run.is_time(at, first.step):
                     run.keep(at)
                     kept = at.step
-            if caught and at.step > kept:  # the signal came after that
+            number = stopped()
+            if number and at.step > kept:  # the signal came after that, or to another process
                 run.keep(at)
         except BudgetError:
             if at.step > first.step:
@@ -175,8 +187,8 @@ def train(
             raise
         finally:
             put(at.ending, contribution.model)
-        if caught:
-            raise run.interrupted(caught[0], at)
+        if number:
+            raise run.interrupted(number, at)
     return at.ending
 
 
@@ -195,16 +207,16 @@ class _Run:
         that run again would see the same units again, and two answers on one sample cost more than two on
         independent samples, which is what is charged. Only where nothing is private is the sampler set back.
         """
-        at = None
-        if self.running.checkpoints is not None:
-            meter = self.safeguards.meter
-            at = load(self.running.checkpoints, self.plan, params, meter=meter, sampler=self.repeatable)
-        if at is None:
-            return start(self.plan, params), self
-        if self.safeguards.noise.private:
-            fresh = replace(self.safeguards, sampling=SecureSampling())
-            return at, replace(self, safeguards=fresh)
+        at = Group.here().told(lambda: self._kept(params) or start(self.plan, params))
+        if at.step and self.safeguards.noise.private:
+            return at, replace(self, safeguards=replace(self.safeguards, sampling=SecureSampling()))
         return at, self
+
+    def _kept(self, params: Tree) -> Position | None:
+        if self.running.checkpoints is None:
+            return None
+        meter = self.safeguards.meter
+        return load(self.running.checkpoints, self.plan, params, meter=meter, sampler=self.repeatable)
 
     def spent(self, first: Position) -> Spent:
         """What is known to be spent before the first step that is left."""
@@ -230,7 +242,7 @@ class _Run:
             return
         plan, guards = self.plan, self.safeguards
         private, physical = Private.of(contribution, units), self.running.physical
-        spot = contribution.check(at.params, units.take, private.count)
+        spot = contribution.check(copied(at.params), units.take, private.count)
         while not leave() and (here := begin(plan, at)) is not None:
             drawn = draw(plan, here, private.count, guards.sampling)
             charge(plan, here, guards.meter)
@@ -246,7 +258,7 @@ class _Run:
         return at.step == first + 1 or at.step % every == 0 or next_phase(self.plan, at) is None
 
     def keep(self, at: Position) -> None:
-        if self.running.checkpoints is not None:
+        if self.running.checkpoints is not None and Group.here().leads:
             meter = self.safeguards.meter
             save(self.running.checkpoints, self.plan, at, meter=meter, sampler=self.repeatable)
 

@@ -5,21 +5,29 @@ declared.
 """
 
 from saltflat.core.sampling import DatasetUnits, TensorUnits
+from saltflat.data import text
 from saltflat.data.arrays import KERAS, MEDMNIST, npz
-from saltflat.data.augment import Augment, Cutout, Flip, PadCrop, augment
+from saltflat.data.augment import Augment, Cutout, Flip, Jitter, PadCrop, Zoom, augment
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, HALF, IMAGENET, MNIST, SVHN, UNIT, Examples, Scale, Split
 from saltflat.data.form import Form
-from saltflat.data.own import Own, is_own, own_form, own_split, read_table
+from saltflat.data.own import Own, is_folder, is_own, own_form, own_split, read_table
 from saltflat.data.pictures import image_folder
-from saltflat.data.registry import NAMES, load, official_form, official_size
+from saltflat.data.policy import AutoAugment
+from saltflat.data.registry import NAMES, is_text, load, official_form, official_size
+from saltflat.data.sharing import Shared, shared
 from saltflat.data.table import ADULT, Category, Number, Table, csv_table
+from saltflat.data.text import Authors, Vocabulary
 
 __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "load",
     "NAMES",
     "official_size",
     "official_form",
+    "is_text",
+    "text",
+    "Vocabulary",
+    "Authors",
     "Form",
     "digits",
     "Examples",
@@ -33,6 +41,7 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "csv_table",
     "Own",
     "is_own",
+    "is_folder",
     "own_form",
     "own_split",
     "read_table",
@@ -40,6 +49,8 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "Number",
     "Category",
     "ADULT",
+    "Shared",
+    "shared",
     "Scale",
     "UNIT",
     "HALF",
@@ -52,4 +63,7 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "PadCrop",
     "Flip",
     "Cutout",
+    "Zoom",
+    "Jitter",
+    "AutoAugment",
 ]

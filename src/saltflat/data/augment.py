@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from saltflat.core.sampling import Batch
 from saltflat.errors import DataError, SettingError
@@ -45,7 +46,7 @@ class PadCrop:
             raise SettingError(f"reflect is True or False; got {self.reflect!r}")
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        count, channels, height, width = _shape(images)
+        count, channels, height, width = checked_shape(images)
         if self.reflect and self.padding >= min(height, width):
             raise SettingError(
                 f"images of {height} x {width} can mirror at most {min(height, width) - 1} pixels; "
@@ -86,7 +87,7 @@ class Flip:
             raise SettingError(f"a probability lies in [0, 1]; got {self.probability!r}")
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        count, *_ = _shape(images)
+        count, *_ = checked_shape(images)
         draw = torch.rand((count, 1, 1, 1), generator=generator, device=generator.device)
         return torch.where((draw < self.probability).to(images.device), images.flip(3), images)
 
@@ -110,7 +111,7 @@ class Cutout:
             )
 
     def __call__(self, images: Tensor, generator: Generator) -> Tensor:
-        count, _, height, width = _shape(images)
+        count, _, height, width = checked_shape(images)
         down = self._covered(count, height, generator, images).view(count, 1, height, 1)
         across = self._covered(count, width, generator, images).view(count, 1, 1, width)
         return images.masked_fill(down & across, 0)
@@ -122,12 +123,59 @@ class Cutout:
         return (position >= start) & (position < start + self.size)
 
 
+@dataclass(frozen=True)
+class Zoom:
+    """A random square part of the image, at its old size: between ``least`` and all of its area, anywhere.
+
+    >>> Zoom(0.5)(torch.rand(2, 1, 8, 8), torch.Generator().manual_seed(0)).shape
+    torch.Size([2, 1, 8, 8])
+    """
+
+    least: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not is_number(self.least, 0, 1) or self.least == 0:
+            raise SettingError(f"least is a part of the image's area, in (0, 1]; got {self.least!r}")
+
+    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+        count, *_ = checked_shape(images)
+        draw = torch.rand((3, count), generator=generator, device=generator.device).to(images.device)
+        side = (self.least + (1 - self.least) * draw[0]).sqrt().to(images)
+        zero, free = torch.zeros_like(side), 1 - side
+        down, across = ((2 * each.to(images) - 1) * free for each in draw[1:])
+        rows = [torch.stack([side, zero, across], 1), torch.stack([zero, side, down], 1)]
+        grid = F.affine_grid(torch.stack(rows, 1), list(images.shape), align_corners=False)
+        return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """Another contrast and another brightness: a x + b, with a in 1 - ``most`` to 1 + ``most``, b within ``most``.
+
+    >>> Jitter(0.0)(torch.ones(1, 1, 2, 2), torch.Generator()).unique()
+    tensor([1.])
+    """
+
+    most: float = 0.4
+
+    def __post_init__(self) -> None:
+        if not is_number(self.most, 0, 1):
+            raise SettingError(f"most is a number in [0, 1]; got {self.most!r}")
+
+    def __call__(self, images: Tensor, generator: Generator) -> Tensor:
+        count, *_ = checked_shape(images)
+        draw = torch.rand((2, count, 1, 1, 1), generator=generator, device=generator.device).to(images)
+        factor, shift = (self.most * (2 * each - 1) for each in draw)
+        return images * (1 + factor) + shift
+
+
 def _integers(shape: tuple[int, ...], below: int, generator: Generator, like: Tensor) -> Tensor:
     """Draws from 0 to below - 1, on the generator's device and then moved: any generator serves any images."""
     return torch.randint(below, shape, generator=generator, device=generator.device).to(like.device)
 
 
-def _shape(images: Tensor) -> tuple[int, int, int, int]:
+def checked_shape(images: Tensor) -> tuple[int, int, int, int]:
+    """(n, c, h, w) of images; anything else is refused."""
     if images.dim() != 4:
         raise DataError(f"images of shape (n, c, h, w) are needed; got {tuple(images.shape)}")
     count, channels, height, width = images.shape

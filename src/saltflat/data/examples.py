@@ -54,7 +54,7 @@ class Examples:
     """Labelled examples as units: row i of ``inputs`` with ``targets[i]`` is unit i.
 
     uint8 images (n, c, h, w) stay uint8, a quarter of the memory, and are scaled batch by batch; inputs of
-    any other kind are floats that are ready as they are, and have no scale.
+    any other kind are floats, or int64 numbers of words, that are ready as they are, and have no scale.
 
     >>> some = Examples(torch.full((5, 1, 2, 2), 255, dtype=torch.uint8), torch.arange(5), UNIT)
     >>> inputs, targets = some.take(np.array([3, 4]))
@@ -65,6 +65,7 @@ class Examples:
     inputs: Tensor = field(repr=False)
     targets: Tensor = field(repr=False)
     scale: Scale | None = None
+    features: str = ""  # how the inputs were made from what was read, in words, for the statement
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):
@@ -119,14 +120,23 @@ class Split:
 
     ``classes`` is declared by the data set's description, not counted in the labels. Where targets are numbers there
     are 0 classes, and ``span`` is their declared range, which is scaled to [-1, 1]. There may be no test examples.
+    ``users`` says whose each training example is, where a column of the data does. ``public`` are examples that were
+    taken out of the training examples, as they are not private.
     """
 
     train: Examples
     test: Examples
     classes: int
     span: tuple[float, float] | None = None
+    users: tuple[str, ...] | None = field(default=None, repr=False)
+    public: Examples | None = None
+    numbers: Indices | None = field(
+        default=None, repr=False
+    )  # of the public ones among the training examples
 
     def __post_init__(self) -> None:
+        if self.users is not None and len(self.users) != self.train.count:
+            raise DataError("each training example needs one user; got more of the one than of the other")
         if self.train.shape != self.test.shape:
             raise DataError(
                 f"one shape is needed for training and testing; got {self.train.shape} and {self.test.shape}"
@@ -140,3 +150,8 @@ class Split:
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return self.train.shape
+
+    @property
+    def words(self) -> int:
+        """The size of the vocabulary, where examples are words and each has the next as its target; else 0."""
+        return self.classes if self.train.inputs.dtype == torch.int64 else 0

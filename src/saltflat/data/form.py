@@ -22,12 +22,15 @@ class Form:
     shape: tuple[int, ...]
     classes: int = 0
     span: tuple[float, float] | None = None
+    words: int = 0  # inputs are numbers of so many words, each with a word as its target; 0 is padding
 
     def __post_init__(self) -> None:
         if (self.classes > 0) == (self.span is not None):
             raise SettingError("targets are classes or numbers: declare how many classes, or a range")
         if self.classes == 1:
             raise SettingError("one class leaves nothing to learn; declare 2 or more")
+        if self.words and self.words != self.classes:
+            raise SettingError("every word has a word as its target: declare as many classes as words")
 
     @property
     def features(self) -> int:
@@ -42,6 +45,9 @@ class Form:
     def made_up(self, count: int) -> tuple[Tensor, Tensor]:
         """So many rows of this form that belong to nobody: inputs from -1 to 1, and targets by chance."""
         source = torch.Generator().manual_seed(0)
+        if self.words:
+            rows = torch.randint(self.words, (2, count, *self.shape), generator=source)
+            return rows[0], rows[1]
         inputs = 2 * torch.rand(count, *self.shape, generator=source) - 1
         if self.classes:
             return inputs, torch.randint(self.classes, (count,), generator=source)

@@ -18,13 +18,14 @@ _BYTES = 0x08  # the only element type that these data sets use
 EMNIST_CLASSES = {"byclass": 62, "bymerge": 47, "balanced": 47, "letters": 26, "digits": 10, "mnist": 10}
 
 
-def read_idx(path: Path, dimensions: int) -> Tensor:
-    """The bytes of an idx file as a uint8 tensor with this many dimensions.
+def read_idx(path: Path, *allowed: int) -> Tensor:
+    """The bytes of an idx file as a uint8 tensor with this many dimensions, or with one of several numbers of them.
 
     The header is two zero bytes, the element type, the number of dimensions, and each size as a big-endian
     32-bit number; it must agree with the file's length.
     """
     data = content(path)
+    dimensions = data[3] if len(data) > 3 and data[3] in allowed else allowed[0]
     magic = bytes([0, 0, _BYTES, dimensions])
     start = 4 + 4 * dimensions
     if data[:4] != magic or len(data) < start:

@@ -1,4 +1,4 @@
-"""Files of the user's, by their name: npz with arrays, CSV with a table file that declares its columns.
+"""Files of the user's, by their name: npz with arrays, CSV with a table file, a folder of images.
 
 *Guarantee*: nothing is fitted and nothing is counted. Classes, ranges and categories are declared; what is known
 before rows are read (`own_form`) comes from the declarations, and from the head of an array, which holds its shape.
@@ -18,6 +18,7 @@ import torch
 from saltflat.data.arrays import KERAS, images, read_arrays
 from saltflat.data.examples import HALF, Examples, Split
 from saltflat.data.files import resolve
+from saltflat.data.folder import folder_form, folder_split
 from saltflat.data.form import Form
 from saltflat.data.registry import NAMES, unknown
 from saltflat.data.table import Category, Number, Table
@@ -37,7 +38,7 @@ class Own:
     """A file of the user's, and what is declared of it.
 
     ``table`` is the file that declares a CSV's columns; ``test`` another CSV, of public rows. ``classes`` or ``span``
-    (a range) declare the targets of an npz file.
+    (a range) declare the targets of an npz file. ``user`` is the column, or the array, that says whose each row is.
     """
 
     path: str
@@ -45,9 +46,10 @@ class Own:
     test: str | None = None
     classes: int | None = None
     span: tuple[float, float] | None = None
+    user: str | None = None
 
     def __post_init__(self) -> None:
-        if self.path in NAMES or not self.path.endswith(ENDINGS):
+        if self.path in NAMES or not (self.path.endswith(ENDINGS) or self.is_folder):
             raise unsupported(self.path)
         if self.is_csv and self.table is None:
             raise SettingError(
@@ -58,7 +60,9 @@ class Own:
             raise SettingError(
                 "table and test go with a CSV file; an npz file has its test arrays, x_test and y_test, inside"
             )
-        if not self.is_csv and (self.classes is None) == (self.span is None):
+        if self.is_folder and (self.span is not None or self.user is not None):
+            raise SettingError(f"{self.path} holds images of classes; leave a target range and a user out")
+        if not (self.is_csv or self.is_folder) and (self.classes is None) == (self.span is None):
             raise SettingError(
                 f"say what y in {self.path} is: --classes 3 for whole numbers 0 to 2, or --target-range '[0, 100]' "
                 "for numbers"
@@ -70,16 +74,29 @@ class Own:
 
     @property
     def is_csv(self) -> bool:
-        return not self.path.endswith(".npz")
+        return self.path.endswith(ENDINGS[1:])
+
+    @property
+    def is_folder(self) -> bool:
+        return is_folder(self.path)
+
+
+def is_folder(name: str) -> bool:
+    """Whether a name of the user's data is that of a folder, of images: it is one, or could be by its name."""
+    return not name.endswith(ENDINGS) and (not Path(name).suffix or Path(name).is_dir())
 
 
 def is_own(name: str) -> bool:
-    """Whether a name of data is that of a file, and not of a known data set.
+    """Whether a name of data is that of a file or a folder, and not of a known data set.
 
-    >>> is_own("mine.csv"), is_own("mnist")
-    (True, False)
+    >>> is_own("mine.csv"), is_own("mnist"), is_own("")
+    (True, False, False)
     """
-    return name not in NAMES and ("/" in name or "\\" in name or bool(Path(name).suffix))
+    return (
+        bool(name)
+        and name not in NAMES
+        and ("/" in name or "\\" in name or bool(Path(name).suffix) or Path(name).is_dir())
+    )
 
 
 def unsupported(name: str) -> SettingError:
@@ -87,7 +104,8 @@ def unsupported(name: str) -> SettingError:
     if not is_own(name):
         return unknown(name)
     return SettingError(
-        f"{name} is no file that is read here: save it as .npz (arrays x and y) or as .csv, plain or .gz"
+        f"{name} is no file that is read here: save it as .npz (arrays x and y) or as .csv, plain or .gz; images may "
+        "also be a folder"
     )
 
 
@@ -102,6 +120,8 @@ def own_form(own: Own, data_dir: str | Path | None = None) -> Form:
                     f"the target is declared by {own.table}, and differently; leave it out here"
                 )
         return form
+    if own.is_folder:
+        return folder_form(resolve(own.path, data_dir), own.classes)
     shape, kind = _head(resolve(own.path, data_dir))
     if not shape or len(shape) < 2 or kind not in "fiu":
         raise DataError(f"{own.path}: x must hold numbers, one row or more axes for each example")
@@ -116,9 +136,13 @@ def own_split(own: Own, data_dir: str | Path | None = None) -> Split:
     """The examples for training, and for testing as far as there are any."""
     if own.is_csv:
         table = read_table(resolve(own.table or "", data_dir))
-        train = table.read(resolve(own.path, data_dir))
+        path = resolve(own.path, data_dir)
+        train = table.read(path)
         test = _none_of(train) if own.test is None else table.read(resolve(own.test, data_dir))
-        return Split(train, test, table.classes, table.span)
+        users = None if own.user is None else table.column(path, own.user)
+        return Split(train, test, table.classes, table.span, users)
+    if own.is_folder:
+        return folder_split(resolve(own.path, data_dir), own.classes)
     return _arrays(own, resolve(own.path, data_dir))
 
 
@@ -127,8 +151,9 @@ def _arrays(own: Own, path: Path) -> Split:
     arrays = read_arrays(path, names)
     train = _rows(arrays[names[0]], arrays[names[1]], own, path)
     test = _none_of(train) if len(names) == 2 else _rows(arrays[names[2]], arrays[names[3]], own, path)
+    users = None if own.user is None else _users(path, own.user, train.count)
     try:
-        return Split(train, test, own.classes or 0, own.span)
+        return Split(train, test, own.classes or 0, own.span, users)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 
@@ -163,6 +188,14 @@ def _rows(inputs: np.ndarray, targets: np.ndarray, own: Own, path: Path) -> Exam
     if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
         return Examples(images(inputs, path), labels, HALF)
     return Examples(torch.from_numpy(inputs.astype(np.float32)), labels)
+
+
+def _users(path: Path, name: str, rows: int) -> tuple[str, ...]:
+    """Whose each row is: an array of texts or whole numbers, one for each row."""
+    found = read_arrays(path, [name])[name]
+    if found.dtype.kind not in "iuU" or found.ndim != 1 or len(found) != rows:
+        raise DataError(f"{path}: {name} must hold a text or a whole number for each row of x")
+    return tuple(str(user) for user in found.tolist())
 
 
 def _none_of(examples: Examples) -> Examples:

@@ -35,15 +35,15 @@ def _pillow() -> Any:
     return Image
 
 
-def decode(file: bytes | Path, *, size: Size | None = None) -> np.ndarray:
-    """One picture as RGB bytes (h, w, 3), resized (bilinear) to ``size`` if that is given."""
+def decode(file: bytes | Path, *, size: Size | None = None, grey: bool = False) -> np.ndarray:
+    """One picture as RGB bytes (h, w, 3), or ``grey`` (h, w, 1), resized (bilinear) to ``size`` if that is given."""
     image_module = _pillow()
     try:
         with image_module.open(io.BytesIO(file) if isinstance(file, bytes) else file) as picture:
-            picture = picture.convert("RGB")
+            picture = picture.convert("L" if grey else "RGB")
             if size is not None and picture.size != size[::-1]:
                 picture = picture.resize(size[::-1], image_module.Resampling.BILINEAR)
-            return np.asarray(picture)
+            return np.asarray(picture).reshape(picture.height, picture.width, -1)
     except (OSError, ValueError, SyntaxError) as error:  # Pillow raises each of them for damaged files
         where = "a packed picture" if isinstance(file, bytes) else str(file)
         raise DataError(f"{where} is no picture, or a truncated one: {error}") from error
@@ -56,23 +56,25 @@ def image_folder(
     size: Size | None = None,
     scale: Scale = HALF,
     parts: tuple[str, str] = ("train", "test"),
+    grey: bool = False,
 ) -> Split:
     """Pictures in ``path/train/<class>/`` and ``path/test/<class>/``; classes are numbered by sorted name.
 
     ``path`` is a full path, or one under ``data_dir`` or SALTFLAT_DATA. Pictures are kept in memory as uint8
-    (n, 3, h, w); they must have one size, or are resized to ``size``. The two folders must name the same
-    classes: the list of classes counts as public.
+    (n, 3, h, w), or (n, 1, h, w) with ``grey``; they must have one size, or are resized to ``size``. The two
+    folders must name the same classes: the list of classes counts as public.
     """
     base = resolve(path, data_dir)
     train, test = (base / part for part in parts)
-    names = _classes(train)
-    if _classes(test) != names:
+    names = class_folders(train)
+    if class_folders(test) != names:
         raise DataError(f"{test} must hold the same class folders as {train}: {', '.join(names)}")
-    examples = [Examples(*_folder(part, names, size), scale) for part in (train, test)]
+    examples = [Examples(*_folder(part, names, size, grey=grey), scale) for part in (train, test)]
     return Split(examples[0], examples[1], classes=len(names))
 
 
-def _classes(folder: Path) -> list[str]:
+def class_folders(folder: Path) -> list[str]:
+    """The names of the classes: of the folders that are in it."""
     if not folder.is_dir():
         raise DataError(f"{folder} does not exist; expected one folder per class in it")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
@@ -81,18 +83,23 @@ def _classes(folder: Path) -> list[str]:
     return names
 
 
-def _folder(folder: Path, names: Sequence[str], size: Size | None) -> Labelled:
-    files = [
+def picture_files(folder: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
+    """The pictures of each class, with its number."""
+    return [
         (file, label)
         for label, name in enumerate(names)
         for file in sorted((folder / name).iterdir())
         if file.suffix.lower() in SUFFIXES
     ]
+
+
+def _folder(folder: Path, names: Sequence[str], size: Size | None, *, grey: bool) -> Labelled:
+    files = picture_files(folder, names)
     if not files:
         raise DataError(
             f"{folder} holds no picture; expected {', '.join(sorted(SUFFIXES))} in its class folders"
         )
-    pictures = [decode(file, size=size) for file, _ in files]
+    pictures = [decode(file, size=size, grey=grey) for file, _ in files]
     for (file, _), picture in zip(files, pictures, strict=True):
         if picture.shape != pictures[0].shape:
             raise DataError(
@@ -100,6 +107,15 @@ def _folder(folder: Path, names: Sequence[str], size: Size | None) -> Labelled:
                 f"{pictures[0].shape[0]} x {pictures[0].shape[1]}; pass size=(height, width) to resize all"
             )
     return _stacked(pictures), torch.tensor([label for _, label in files])
+
+
+def picture_form(file: Path) -> tuple[int, int, int]:
+    """The channels, height and width of a picture: 1 channel if it has no colour, else 3."""
+    try:
+        with _pillow().open(file) as picture:
+            return 1 if picture.mode in ("1", "L", "I", "I;16", "F") else 3, picture.height, picture.width
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{file} is no picture, or a truncated one: {error}") from error
 
 
 def packed(path: Path) -> Labelled:

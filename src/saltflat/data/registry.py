@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from saltflat.data import cifar, idx, svhn, table
+from saltflat.data import cifar, idx, svhn, table, text
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, MNIST, SVHN, Examples, Scale, Split
 from saltflat.data.files import Layout, find, root
@@ -36,6 +36,7 @@ SOURCES: dict[str, Source] = {
     "cifar100": Source(cifar.HUNDRED, 100, CIFAR),
     "svhn": Source(svhn.LAYOUTS, 10, SVHN),
     "adult": Source(table.ADULT_LAYOUTS, table.ADULT.classes, None),
+    "reddit": Source(text.LAYOUTS, text.SIZE, None),
 }
 NAMES = ("digits", *SOURCES)
 SIZES = {  # training examples, as the data sets' descriptions say
@@ -46,6 +47,7 @@ SIZES = {  # training examples, as the data sets' descriptions say
     "cifar100": 50_000,
     "svhn": 73_257,
     "adult": 32_561,
+    "reddit": 43_410,
 }
 SHAPES: dict[str, tuple[int, ...]] = {  # of one example, by the same descriptions
     "digits": (1, 8, 8),
@@ -53,6 +55,7 @@ SHAPES: dict[str, tuple[int, ...]] = {  # of one example, by the same descriptio
     "cifar100": (3, 32, 32),
     "svhn": (3, 32, 32),
     "adult": (table.ADULT.width,),
+    "reddit": (text.LENGTH,),
 }
 IMAGE = (1, 28, 28)  # of all others
 
@@ -72,7 +75,13 @@ def official_form(name: str) -> Form:
     """
     if name not in NAMES:
         raise unknown(name)
-    return Form(SHAPES.get(name, IMAGE), SOURCES[name].classes if name in SOURCES else 10)
+    classes = SOURCES[name].classes if name in SOURCES else 10
+    return Form(SHAPES.get(name, IMAGE), classes, words=classes if is_text(name) else 0)
+
+
+def is_text(name: str) -> bool:
+    """Whether a data set's examples are words, each with the next one as its target."""
+    return name == "reddit"
 
 
 def official_size(name: str) -> int:

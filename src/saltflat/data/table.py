@@ -114,9 +114,29 @@ class Table:
 
     def read(self, path: Path) -> Examples:
         """The rows of one file, plain or .gz: float inputs (n, width) and the number of each label."""
+        rows: list[list[float]] = []
+        labels: list[float] = []
+        for where, cells in self._rows(path, [column.name for column in (*self.columns, self.target)]):
+            row, label = self._encoded(cells, where)
+            rows.append(row)
+            labels.append(label)
+        if not rows:
+            raise DataError(f"{path} holds no row")
+        return Examples(torch.tensor(rows), torch.tensor(labels))
+
+    def column(self, path: Path, name: str) -> tuple[str, ...]:
+        """The entries of another column, in the order of the rows; each row must have one."""
+        found = []
+        for where, (cell,) in self._rows(path, [name]):
+            if not cell:
+                raise DataError(f"{where}: column {name!r} is empty, and must say whose the row is")
+            found.append(cell)
+        return tuple(found)
+
+    def _rows(self, path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+        """Where each row stands, and its cells under the ``wanted`` names."""
         lines = _lines(path, self.comment)
         header = list(self.header) if self.header is not None else next(lines, (0, []))[1]
-        wanted = [column.name for column in (*self.columns, self.target)]
         if missing := [name for name in wanted if name not in header]:
             known = (
                 f"its columns are {', '.join(header)}"
@@ -125,20 +145,13 @@ class Table:
             )
             raise DataError(f"{path} has no column {', '.join(missing)}; {known}")
         places = [header.index(name) for name in wanted]
-        rows: list[list[float]] = []
-        labels: list[float] = []
         for number, cells in lines:
             if len(cells) != len(header):
                 raise DataError(
                     f"{path}, line {number}: expected {len(header)} values, got {len(cells)}; the file is "
                     "truncated, or another one than declared"
                 )
-            row, label = self._encoded([cells[place] for place in places], f"{path}, line {number}")
-            rows.append(row)
-            labels.append(label)
-        if not rows:
-            raise DataError(f"{path} holds no row")
-        return Examples(torch.tensor(rows), torch.tensor(labels))
+            yield f"{path}, line {number}", [cells[place] for place in places]
 
     def _names(self, header: Sequence[str]) -> bool:
         """Whether a first line can be told to be names, most of them declared: else it may be a private row."""

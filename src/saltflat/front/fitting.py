@@ -17,8 +17,9 @@ from saltflat.core.train import Progress, Running, Watch, is_true, train
 from saltflat.errors import Interrupted
 from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.shown import Shown
-from saltflat.privacy.accounting.events import compose, phase_event
+from saltflat.privacy.accounting.events import compose
 from saltflat.privacy.limits import SEEDED, rounded_up
+from saltflat.privacy.record.costs import event_of
 from saltflat.privacy.record.statement import Statement, state
 from saltflat.tree import Tree
 
@@ -95,7 +96,7 @@ def fitted(
     safeguards, running = around(safeguards, running)
     asked = Settings(**settings)
     known = given(model, loss, data, **reading)
-    ready, unit = asked.planned(known.count).of(model), known.contribution.unit
+    ready, unit = known.planned(asked), known.contribution.unit
     statement = stated(ready, unit, safeguards, running)
     seen = _Seen(screen, running.watch, ready.delta)
     try:
@@ -183,8 +184,8 @@ def _stopped(
     if statement.stamp:
         return replace(statement, warnings=(*statement.warnings, place))
     if unseen and not plan.data_driven:
-        event = compose(*(phase_event(*cost, count) for cost, count in seen.last.spent.steps.items()))
-        own = state(event, declared_by(ready, unit, safeguards))
+        event = compose(*(event_of(cost, count) for cost, count in seen.last.spent.steps.items()))
+        own = state(event, declared_by(ready, unit, safeguards), adjacency=plan.relation)
         note = (
             f"{place}: epsilon is that of the steps taken, as no result was shown that could have chosen when"
         )

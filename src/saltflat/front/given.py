@@ -30,7 +30,6 @@ from saltflat.privacy.limits import STEPS_CEILING, checked_delta, checked_epsilo
 from saltflat.privacy.record.ledger import Run
 from saltflat.privacy.record.statement import Declared, Statement, state, state_bare
 from saltflat.settings import is_positive, is_whole
-from saltflat.tree import wide
 
 
 @dataclass(frozen=True)
@@ -41,12 +40,7 @@ class Ready:
     delta: float
     counted: bool  # whether the plan depends on how many units the data holds
     private: bool
-    narrow: bool = False  # whether gradients are taken in half precision
-
-    def of(self, model: nn.Module) -> Ready:
-        """The same for the type of this model's weights."""
-        narrow = any(leaf.dtype != wide(leaf.dtype) for leaf in model.parameters() if leaf.requires_grad)
-        return replace(self, narrow=narrow)
+    features: str = ""  # how the data's features were made, where it says so
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,6 +206,10 @@ class Given:
     def count(self) -> int:
         return self.units.count
 
+    def planned(self, settings: Settings) -> Ready:
+        """The plan for these units, which say how their features were made."""
+        return replace(settings.planned(self.count), features=getattr(self.units.units, "features", ""))
+
 
 def given(
     model: nn.Module,
@@ -248,13 +246,13 @@ def stated(ready: Ready, unit: str, safeguards: Safeguards, running: Running) ->
             )
         return state_bare(compose(*(phase_event(plan.rate, 1.0, p.steps) for p in plan.phases)), declared)
     if running.checkpoints is None or declared.seeded:
-        return state(plan.event(), declared)
+        return state(plan.event(), declared, adjacency=plan.relation)
     if not isinstance(safeguards.meter, Run):
         raise SettingError(
             "with checkpoints, steps that run again after a crash are charged again: give a ledger's run as the "
             "meter, so that the statement can count them"
         )
-    return state(plan.event_on_record(safeguards.meter.charged()), declared)
+    return state(plan.event_on_record(safeguards.meter.charged()), declared, adjacency=plan.relation)
 
 
 def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
@@ -272,7 +270,8 @@ def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
         unit=unit,
         seeded=seeded,
         counted=ready.counted,
-        narrow=ready.narrow,
+        public=tuple(each.described for each in ready.plan.public),
+        features=ready.features,
     )
 
 

@@ -17,19 +17,21 @@ from saltflat.clipping import Clip
 from saltflat.core import step as parts
 from saltflat.core.check import Spot
 from saltflat.core.contribution import Loss, Private
+from saltflat.core.group import Group
 from saltflat.core.plan import Plan
+from saltflat.core.public import check_apart
 from saltflat.core.record import check_record
-from saltflat.core.resume import Recorded, difference, expect, outline
+from saltflat.core.resume import Recorded, difference, expect, outline, todays
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position, Safeguards
-from saltflat.core.train import OnRecord, Progress, Running, Spent, trainable
+from saltflat.core.train import OnRecord, Progress, Running, Spent, put, trainable
 from saltflat.door import AnyMethod
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.front.answers import answering
 from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.usual import METHOD, OPTIMIZER
-from saltflat.privacy.record.history import Cost
+from saltflat.privacy.record.costs import Cost, from_row, place, to_row
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
 from saltflat.privacy.record.statement import state as state_of
@@ -110,7 +112,9 @@ class PrivateLoop(Single):
         self._spot = spot
         self._safeguards = safeguards
         self._running = running
-        self._at = parts.start(plan, trainable(private.contribution.model))
+        model = private.contribution.model
+        put(Group.here().told(lambda: trainable(model)), model)  # of several processes, the first one's
+        self._at = parts.start(plan, trainable(model))
         self._spent = Spent(plan, safeguards.secret and ready.private)
         self._again: Counter[Cost] = Counter()  # what ran again after a state was loaded
         self._waiting: Drawn | None = None
@@ -132,8 +136,8 @@ class PrivateLoop(Single):
                 "step": at.step,
                 "phase": at.phase,
                 "within": at.within,
-                "spent": [[*cost, count] for cost, count in sorted(self._spent.steps.items())],
-                "again": [[*cost, count] for cost, count in sorted(self._again.items())],
+                "spent": _rows(self._spent.steps),
+                "again": _rows(self._again),
                 "method": {"tensors": map_tree(torch.clone, leaves), "shape": shape},
                 "head": meter.head if isinstance(meter, Recorded) else None,
                 "run": getattr(meter, "account", None),
@@ -171,7 +175,8 @@ class PrivateLoop(Single):
             return self.statement
         event = self.plan.event_on_record(self.plan.by_cost() + self._again)
         unit = self._private.contribution.unit
-        return state_of(event, declared_by(self._ready, unit, self._safeguards))
+        declared = declared_by(self._ready, unit, self._safeguards)
+        return state_of(event, declared, adjacency=self.plan.relation)
 
     @property
     def done(self) -> int:
@@ -321,7 +326,7 @@ class _Kept:
             raise DataError("this is no state of a loop: give what private.state_dict() returned") from None
         if version != _VERSION:
             raise DataError(f"the state of the loop is of version {version}, and this one reads {_VERSION}")
-        other = difference(there, outline(_without_optimizers(plan)))
+        other = difference(todays(there), outline(_without_optimizers(plan)))
         if other is not None:
             raise SettingError(
                 f"the state of the loop belongs to another plan: {other}; give make_private what it was given then"
@@ -334,8 +339,12 @@ class _Kept:
         return cls(step, phase, within, spent, again, tensors, shape, plan.steps - step)
 
 
+def _rows(steps: Counter[Cost]) -> list[list[Any]]:
+    return [[*to_row(cost), steps[cost]] for cost in sorted(steps, key=place)]
+
+
 def _counted(rows: Any) -> Counter[Cost]:
-    found = Counter({(float(rate), float(noise)): int(count) for rate, noise, count in rows})
+    found = Counter({from_row(cost): int(count) for *cost, count in rows})
     if min(found.values(), default=0) < 0:
         raise ValueError
     return found
@@ -359,7 +368,7 @@ def _next(plan: Plan, kept: _Kept, steps: int) -> Counter[Cost]:
     found, number, within = Spent(plan, secret=True), kept.phase, kept.within
     if any(phase.until is not None for phase in plan.phases):
         samples = steps * max(len(phase.noise_at(0)) for phase in plan.phases)
-        return +Counter({min(plan.by_cost(), key=lambda cost: cost[1]): samples})
+        return +Counter({min(plan.by_cost(), key=place): samples})
     for _ in range(steps):
         if within == plan.phases[number].steps:
             number, within = number + 1, 0
@@ -442,7 +451,7 @@ def make_private(
     )
     known = given(model, loss, data, views=views, augment=augment, workers=workers)
     own = OnModel(model, optimizer)
-    ready = settings.planned(known.count).of(model)
+    ready = known.planned(settings)
     if running.checkpoints is not None or ready.plan.ema is not None:
         raise SettingError(
             "checkpoints and a running mean belong to fit and train: in a loop of your own, keep the model, the "
@@ -453,6 +462,7 @@ def make_private(
     unit = known.contribution.unit
     statement = stated(ready, unit, safeguards, running)
     check_record(ready.plan, unit, safeguards)
+    check_apart(ready.plan.public, known.units)
     rows = Private.of(known.contribution, known.units)
     spot = rows.contribution.check(trainable(model), rows.units.take, rows.count)
     return PrivateLoop(ready, rows, statement, spot=spot, safeguards=safeguards, running=running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,7 +33,8 @@ def shown(*, quiet: bool) -> Iterator[Shown]:
 
     It goes to stderr, so that what a program prints stays its own.
     """
-    if quiet or sys.stderr is None:
+    others = os.environ.get("RANK", "0") != "0"  # of the processes that torchrun starts, the first one speaks
+    if quiet or others or sys.stderr is None:
         yield Silent()
         return
     from rich.console import Console

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import ModelError
-from saltflat.gradients import attention, bare, conv, einsum, linear, norm, recurrent  # noqa: F401  (they register rules)
+from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.parts import Dense, Part, combined, laid
 from saltflat.gradients.standardised import Standardised
 from saltflat.gradients.tape import Tape, Weight
 from saltflat.tree import Tree, wide
 
 LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
+Use = tuple[LossesAt, Tree, float]  # rows, the point that they are taken at, and its weight
 
 
 @dataclass(frozen=True)
@@ -101,18 +102,24 @@ def book_keeping(
     ``losses_at`` runs the model at a point and returns the loss of each row. ``constants`` are the tensors
     that the model holds beside the points' own: buffers and frozen parameters.
     """
+    asked = [(losses_at, point, weight) for point, weight in zip(points, weights, strict=True)]
+    return kept(asked, rows=rows, views=views, constants=constants)
+
+
+def kept(asked: Sequence[Use], *, rows: int, views: int = 1, constants: Iterable[Tensor] = ()) -> Kept:
+    """As `book_keeping`, with losses of its own for every point: other rows of the same units, say."""
     uses: dict[str, list[Part]] = {}
     constants = list(constants)
-    for point, weight in zip(points, weights, strict=True):
-        tape = Tape(point, rows=rows, views=views, points=len(points), constants=constants)
+    for losses_at, point, weight in asked:
+        tape = Tape(point, rows=rows, views=views, points=len(asked), constants=constants)
         with torch.enable_grad():
             with tape:
                 losses = checked_losses(losses_at(point), rows)
             if losses.requires_grad:
                 (losses * (weight / views)).sum().backward()
-        for part in resolved(tape, alone=len(points) == 1):
+        for part in resolved(tape, alone=len(asked) == 1):
             uses[part.names[0]] = laid(uses.get(part.names[0], []), part)
-    return Kept(rows // views, [combined(parts) for parts in uses.values()], points[0])
+    return Kept(rows // views, [combined(parts) for parts in uses.values()], asked[0][1])
 
 
 def checked_losses(losses: Tensor, rows: int) -> Tensor:

@@ -90,8 +90,7 @@ class Standardisation:
         off = gain is not None and bool(
             (gain.abs() < _FAINT * (1 + (0 if bias is None else bias.abs()))).any()
         )
-        narrow = x.dtype != self.unit.dtype  # an output in half precision knows <u, G> to three digits
-        if y is None or off or narrow:  # or spoilt by an in-place activation, or of a channel nearly off
+        if y is None or off:  # spoilt by an in-place activation, or of a channel nearly off
             return torch.linalg.vecdot(flat, geometry.forward(precise(x), self.unit).flatten(2))
         along = torch.linalg.vecdot(flat, precise(y).flatten(2))
         if bias is not None:

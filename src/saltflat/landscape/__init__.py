@@ -29,6 +29,7 @@ from saltflat.landscape.lanczos import Ends, Krylov, ends, krylov
 from saltflat.landscape.objective import Evaluation, Objective, analytic, of_model, smoothed
 from saltflat.landscape.operator import Differences, Hessian, Operator, Product, hessian
 from saltflat.landscape.path import Plane, trajectory_plane
+from saltflat.landscape.sampled import curvature_error, loss_error, rise_error
 from saltflat.landscape.sharpness import Sharpness, sharpness
 from saltflat.landscape.surface import Line, Surface, interpolation, line, surface
 from saltflat.landscape.trace import Trace, trace
@@ -58,12 +59,14 @@ __all__ = [
     "average_gap",
     "compared",
     "cosine",
+    "curvature_error",
     "ends",
     "filter_normalised",
     "hessian",
     "interpolation",
     "krylov",
     "line",
+    "loss_error",
     "m_sharpness",
     "noise_effect",
     "noise_growth",
@@ -71,6 +74,7 @@ __all__ = [
     "norm_histogram",
     "of_model",
     "random_directions",
+    "rise_error",
     "sam_gap",
     "sharpness",
     "signal_share",

@@ -90,6 +90,11 @@ class Ends:
         """lambda_max over the last of the largest: lambda_max / lambda_5 if five were asked for."""
         return self.largest[0] / self.largest[-1] if self.largest[-1] else float("inf")
 
+    @property
+    def top(self) -> Tensor:
+        """The Ritz vector of the largest eigenvalue, in weight space."""
+        return self.krylov.lifted(self.krylov.ritz()[1][:, -1:])[0]
+
 
 def ends(operator: Any, *, count: int = 5, steps: int = 100, tolerance: float = 1e-3, seed: int = 0) -> Ends:
     """The ``count`` largest eigenvalues and the 2-norm, with as few products as they need, at most ``steps``.

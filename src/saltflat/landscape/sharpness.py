@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from saltflat.errors import SettingError
 from saltflat.landscape.draws import source
 from saltflat.landscape.flat import flatten, unflatten
 from saltflat.landscape.objective import Objective
+from saltflat.landscape.sampled import rise_error
 from saltflat.tree import Tree, size
 
 Array = NDArray[np.float64]
@@ -26,6 +28,7 @@ class Sharpness:
     value: float
     worst: float  # the largest loss in the box
     solver: str
+    error: float = math.nan  # standard error over the examples, at the point that was found
 
 
 def sharpness(
@@ -50,13 +53,15 @@ def sharpness(
         )
     box = _Box(objective, params, None if subspace is None else _directions(params, subspace, seed))
     bound, drawn = box.bound(eps), np.random.default_rng(seed)
-    here, worst = objective.value(params), -np.inf
+    here, worst, place = objective.value(params), -np.inf, np.zeros_like(bound)
     for turn in range(restarts):
         start = np.zeros_like(bound) if turn == 0 else drawn.uniform(-bound, bound)
-        worst = max(worst, box.climb(start, bound, iterations))
+        found, where = box.climb(start, bound, iterations)
+        worst, place = (found, where) if found > worst else (worst, place)
     basis = "A = I" if subspace is None else f"A: {subspace} random directions"
     solver = f"L-BFGS-B, {iterations} iterations, {restarts} starts, eps {eps:g}, {basis}"
-    return Sharpness(100 * (max(worst, here) - here) / (1 + here), max(worst, here), solver)
+    error = rise_error(objective, params, box.moved(place if worst > here else 0 * place))
+    return Sharpness(100 * (max(worst, here) - here) / (1 + here), max(worst, here), solver, error)
 
 
 @dataclass(frozen=True)
@@ -73,25 +78,28 @@ class _Box:
             w = torch.linalg.lstsq(self.directions, w.unsqueeze(1)).solution.squeeze(1)
         return eps * (w.abs().numpy() + 1)
 
-    def climb(self, start: Array, bound: Array, iterations: int) -> float:
-        """The largest loss on the way up from ``start``."""
-        best = -np.inf
+    def climb(self, start: Array, bound: Array, iterations: int) -> tuple[float, Array]:
+        """The largest loss on the way up from ``start``, and where it was."""
+        best, place = -np.inf, start
 
         def downhill(y: Array) -> tuple[float, Array]:
-            nonlocal best
+            nonlocal best, place
             loss, slope = self._loss(y)
-            if np.isfinite(loss):
-                best = max(best, loss)
+            if np.isfinite(loss) and loss > best:
+                best, place = loss, y.copy()
             return -loss, -slope
 
         limits = np.stack([-bound, bound], axis=1)
         minimize(downhill, start, jac=True, method="L-BFGS-B", bounds=limits, options={"maxiter": iterations})
-        return best
+        return best, place
+
+    def moved(self, y: Array) -> Tree:
+        """w + A y."""
+        step = torch.from_numpy(y) if self.directions is None else self.directions @ torch.from_numpy(y)
+        return unflatten(flatten(self.params).double().cpu() + step, self.params)
 
     def _loss(self, y: Array) -> tuple[float, Array]:
-        step = torch.from_numpy(y) if self.directions is None else self.directions @ torch.from_numpy(y)
-        moved = flatten(self.params).double().cpu() + step
-        loss, slope = self.objective.gradient(unflatten(moved, self.params))
+        loss, slope = self.objective.gradient(self.moved(y))
         flat = flatten(slope).double().cpu()
         return loss, (flat if self.directions is None else self.directions.T @ flat).numpy()
 

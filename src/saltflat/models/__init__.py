@@ -3,8 +3,8 @@
 from saltflat.models.cnn import cnn_tanh, digits_cnn, emnist_cnn, tanh_cnn_mnist, tutorial_cnn
 from saltflat.models.common import parameter_count
 from saltflat.models.dpnas import dpnas_cifar, dpnas_fmnist, dpnas_mnist
-from saltflat.models.language import next_word_lstm, next_word_mlp
-from saltflat.models.mlp import mlp, mlp_cifar, mlp_mnist, transfer_head
+from saltflat.models.language import next_word_loss, next_word_lstm, next_word_mlp
+from saltflat.models.mlp import linear, mlp, mlp_cifar, mlp_mnist, transfer_head
 from saltflat.models.resnet import gn_resnet18, gnresnet10, resnet9
 from saltflat.models.vit import small_vit
 from saltflat.models.wrn import ScaledStdConv2d, wrn_16_4, wrn_40_4
@@ -19,9 +19,11 @@ __all__ = [
     "emnist_cnn",
     "gn_resnet18",
     "gnresnet10",
+    "linear",
     "mlp",
     "mlp_cifar",
     "mlp_mnist",
+    "next_word_loss",
     "next_word_lstm",
     "next_word_mlp",
     "parameter_count",

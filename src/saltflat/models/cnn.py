@@ -100,8 +100,10 @@ def tanh_cnn_mnist() -> nn.Module:
     return _two_convolutions(nn.Tanh, 10, image=(1, 28))
 
 
-def emnist_cnn(classes: int = 62) -> nn.Module:
+def emnist_cnn(classes: int = 62, side: int = 32) -> nn.Module:
     """Two 5x5 convolutions and log-probabilities, for 1x32x32 images: 903,614 parameters in 8 tensors.
+
+    Images of ``side`` 28 or 30 are seen with a margin of zeros around them, as 32x32.
 
     >>> from saltflat.models import parameter_count
     >>> parameter_count(emnist_cnn())
@@ -110,8 +112,10 @@ def emnist_cnn(classes: int = 62) -> nn.Module:
     Shi et al., "Make Landscape Flatter in Differentially Private Federated Learning", CVPR 2023.
     """
     check_sizes(classes=classes)
+    if side not in (28, 30, 32):
+        raise SettingError(f"emnist_cnn takes images of side 28, 30 or 32; got {side!r}")
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5),
+        nn.Conv2d(1, 32, 5, padding=(32 - side) // 2),
         nn.MaxPool2d(2),
         nn.ReLU(),
         nn.Conv2d(32, 64, 5),

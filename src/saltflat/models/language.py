@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saltflat.models.common import check_sizes
 
@@ -43,6 +44,37 @@ def next_word_lstm(vocabulary: int = BROWN_VOCABULARY) -> nn.Module:
     return NextWordLSTM(vocabulary)
 
 
+def next_word_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Each unit's mean cross-entropy over its own words; (units, tokens, vocabulary), (units, tokens) -> (units,).
+
+    A target of 0 is padding and counts nothing; a unit of padding alone has the loss 0.
+
+    >>> import torch
+    >>> next_word_loss(torch.zeros(2, 3, 8), torch.tensor([[1, 2, 0], [0, 0, 0]]))
+    tensor([2.0794, 0.0000])
+    """
+    each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="none")
+    return each.view(targets.shape).sum(1) / (targets != 0).sum(1).clamp(min=1)
+
+
+class EveryPosition(nn.Module):
+    """At each position the last ``context`` tokens, itself included: (units, tokens) -> (units, tokens, context).
+
+    >>> import torch
+    >>> EveryPosition(3)(torch.tensor([[5, 6, 7]]))
+    tensor([[[0, 0, 5],
+             [0, 5, 6],
+             [5, 6, 7]]])
+    """
+
+    def __init__(self, context: int) -> None:
+        super().__init__()
+        self.context = context
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.pad(tokens, (self.context - 1, 0)).unfold(1, self.context, 1)
+
+
 class IdsAsNumbers(nn.Module):
     """Token ids as floating-point features, (units, tokens) -> (units, tokens)."""
 
@@ -51,12 +83,17 @@ class IdsAsNumbers(nn.Module):
 
 
 def next_word_mlp(
-    vocabulary: int = BROWN_VOCABULARY, *, context: int = 20, embedding_width: int | None = None
+    vocabulary: int = BROWN_VOCABULARY,
+    *,
+    context: int = 20,
+    embedding_width: int | None = None,
+    every_position: bool = False,
 ) -> nn.Module:
     """500-250-50 with ReLU on the last ``context`` tokens, (units, context) -> (units, vocabulary).
 
     As published the ids themselves are the features, and there are 2,022,193 parameters; with an
-    ``embedding_width`` the words' learned embeddings are.
+    ``embedding_width`` the words' learned embeddings are. With ``every_position`` it predicts after each token, as the
+    LSTM does, (units, tokens) -> (units, tokens, vocabulary), so that a unit may be a whole comment.
 
     >>> from saltflat.models import parameter_count
     >>> parameter_count(next_word_mlp())
@@ -69,8 +106,10 @@ def next_word_mlp(
     features = context
     if embedding_width is not None:
         check_sizes(embedding_width=embedding_width)
-        front = [nn.Embedding(vocabulary, embedding_width), nn.Flatten()]
+        front = [nn.Embedding(vocabulary, embedding_width), nn.Flatten(-2)]
         features = context * embedding_width
+    if every_position:
+        front = [EveryPosition(context), *front]
     layers = [
         nn.Linear(features, 500),
         nn.ReLU(),

@@ -67,6 +67,26 @@ def mlp(
     return nn.Sequential(*layers, nn.Linear(width if depth else features, outputs))
 
 
+def linear(features: int | None = None, outputs: int | None = None) -> nn.Module:
+    """A linear model that begins at zero, so that there are no first weights to unlearn under noise.
+
+    Inputs of any shape are flattened. A recipe may leave ``features`` and ``outputs`` to the data that it names.
+
+    >>> from saltflat.models import parameter_count
+    >>> parameter_count(linear(3969, 10))
+    39700
+    """
+    if features is None or outputs is None:
+        raise SettingError(
+            "linear needs features and outputs: how many numbers an example has, and is to give"
+        )
+    check_sizes(features=features, outputs=outputs)
+    layer = nn.Linear(features, outputs)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(nn.Flatten(), layer)
+
+
 def transfer_head(*widths: int) -> nn.Module:
     """Linear layers with ReLU between them, for the frozen features of a public network.
 

@@ -14,6 +14,9 @@ from .noise import SecureSampling as SecureSampling
 from .noise import SeededNoise as SeededNoise
 
 # The record
+from .record.costs import CappedUser as CappedUser
+from .record.costs import FixedSize as FixedSize
+from .record.costs import RenyiBound as RenyiBound
 from .record.history import Budget as Budget
 from .record.history import read as read
 from .record.ledger import Ledger as Ledger

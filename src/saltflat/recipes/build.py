@@ -2,57 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from saltflat.core.contribution import PerExample, per_example, supervised
 from saltflat.core.plan import Plan, calibrate
-from saltflat.data import Form, Own, Split, is_own, load, official_form, official_size, own_form, own_split
+from saltflat.data import (
+    Form,
+    Own,
+    Split,
+    is_own,
+    load,
+    official_form,
+    official_size,
+    own_form,
+    own_split,
+    shared,
+)
 from saltflat.data.augment import augment
+from saltflat.door import PublicGradients
 from saltflat.errors import SettingError
+from saltflat.features import featured, shape_after
+from saltflat.federated.contribution import PerClient, per_client
+from saltflat.federated.partition import Partition, by_column
+from saltflat.models import next_word_loss
 from saltflat.plans import split_budget
 from saltflat.recipes.groups import settings_of
 from saltflat.recipes.networks import Network, networks
-from saltflat.recipes.recipe import Recipe, Stage
+from saltflat.recipes.recipe import Recipe, Stage, size_missing
+from saltflat.warmup import Pool
 
 
 def own_of(recipe: Recipe) -> Own | None:
     """The user's file that the recipe names; None for a data set by name."""
     if not is_own(recipe.data):
         return None
-    return Own(recipe.data, recipe.table, recipe.test, recipe.classes, recipe.target_range)
+    user = None if recipe.clients is None else recipe.clients.user
+    return Own(recipe.data, recipe.table, recipe.test, recipe.classes, recipe.target_range, user)
 
 
 def size_of(recipe: Recipe) -> int:
-    """The declared number of training examples: the recipe's, else the official one; files of yours have none."""
+    """The declared number of units: clients, or examples, by the recipe or officially; files of yours have none.
+
+    *Guarantee*: public examples are no units, and are not counted.
+    """
+    if recipe.clients is not None:
+        return recipe.clients.count
     if recipe.size is None and is_own(recipe.data):
         raise size_missing(recipe.data)
-    return recipe.size or official_size(recipe.data)
-
-
-def size_missing(data: str) -> SettingError:
-    """How many rows a file of the user's has must be said by the user."""
-    return SettingError(
-        f"how many rows {data} has is private: declare a number that is public and not smaller, with --size 5000 or "
-        "size = 5000"
+    size, public = (
+        recipe.size or official_size(recipe.data),
+        0 if recipe.public is None else recipe.public.count,
     )
+    if size <= public:
+        raise SettingError(f"public.count is {public}, and there are {size} examples; lower it")
+    return size - public
 
 
 def form_of(recipe: Recipe, data_dir: str | Path | None = None) -> Form:
-    """The declared form of the recipe's examples; no example is read."""
+    """The declared form of the recipe's examples, as features if it has any; no example is read."""
     own = own_of(recipe)
-    return official_form(recipe.data) if own is None else own_form(own, data_dir)
+    form = official_form(recipe.data) if own is None else own_form(own, data_dir)
+    return replace(form, shape=shape_after(recipe.features, form.shape))
 
 
-def split_of(recipe: Recipe, data_dir: str | Path | None = None) -> Split:
-    """The recipe's examples."""
+def split_of(
+    recipe: Recipe, data_dir: str | Path | None = None, *, watch: Callable[[int, int], None] | None = None
+) -> Split:
+    """The recipe's examples, as features if it has any; ``watch`` is told how many images are done, of how many.
+
+    *Guarantee*: public examples are apart from the training examples, which are private.
+    """
     own = own_of(recipe)
-    return load(recipe.data, data_dir) if own is None else own_split(own, data_dir)
+    split = load(recipe.data, data_dir) if own is None else own_split(own, data_dir)
+    split = featured(split, recipe.features, watch=watch)
+    if recipe.public is None:
+        return split
+    parts = shared(split.train, recipe.public.count, classes=split.classes, seed=recipe.public.seed)
+    return replace(split, train=parts.private, public=parts.public, numbers=parts.numbers)
 
 
 def fitted(recipe: Recipe, form: Form) -> Recipe:
@@ -65,7 +100,7 @@ def fitted(recipe: Recipe, form: Form) -> Recipe:
     {'features': 64, 'outputs': 10}
     """
     takes, given = settings_of(networks()[recipe.model.name]), recipe.model.settings
-    said = {"features": form.features, "outputs": form.outputs}
+    said = {"vocabulary": form.words} if form.words else {"features": form.features, "outputs": form.outputs}
     both = {name: n for name, n in said.items() if name in takes and given.get(name) is None}
     recipe = replace(recipe, model=Network(recipe.model.name, {**given, **both})) if both else recipe
     if not is_own(recipe.data):
@@ -87,9 +122,15 @@ def check_shapes(recipe: Recipe, form: Form) -> None:
         raise SettingError(
             f"{recipe.model} does not take {recipe.data}'s examples of shape {form.shape}: {first}"
         ) from None
-    if not isinstance(outputs, torch.Tensor) or outputs.ndim != 2 or outputs.shape[1] < form.outputs:
-        shape = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    before = (2, *form.shape) if form.words else (2,)
+    shape = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+    if (
+        not isinstance(outputs, torch.Tensor)
+        or outputs.shape[:-1] != before
+        or outputs.shape[-1] < form.outputs
+    ):
         wanted = f"{form.classes} classes" if form.classes else "one number as target"
+        wanted = f"{form.words} words at each of {form.shape[0]} positions" if form.words else wanted
         raise SettingError(
             f"{recipe.model} gives outputs of shape {shape}, and {recipe.data} has {wanted}; take another model"
         )
@@ -106,6 +147,48 @@ def network_of(recipe: Recipe) -> nn.Module:
         return recipe.model.made()
 
 
+def warmed(recipe: Recipe, model: nn.Module) -> nn.Module:
+    """The network with the weights of the recipe's ``start``, if it has one, in the place of those that were drawn.
+
+    *Guarantee*: none for whoever these weights were made from. They must be of public data.
+    """
+    if recipe.start is None:
+        return model
+    try:
+        found = load_file(recipe.start)
+    except (OSError, SafetensorError):
+        raise SettingError(f"start: {recipe.start} is no file of safetensors that can be read") from None
+    own = {name: tuple(leaf.shape) for name, leaf in model.state_dict().items()}
+    there = {name: tuple(leaf.shape) for name, leaf in found.items()}
+    if wrong := sorted(name for name in own.keys() | there.keys() if own.get(name) != there.get(name)):
+        raise SettingError(
+            f"start: {recipe.start} does not hold the weights of {recipe.model}: {wrong[0]!r} is "
+            f"{there.get(wrong[0], 'missing')} there, and {own.get(wrong[0], 'not in the network')} here"
+        )
+    model.load_state_dict(found)
+    return model
+
+
+def contribution_of(recipe: Recipe, model: nn.Module, *, workers: int = 0) -> PerExample | PerClient:
+    """What one unit adds: an example's gradient or, where the recipe has clients, what a client's training changes.
+
+    ``workers`` is `per_client`'s, and of no use to examples.
+    """
+    if recipe.clients is None:
+        return loss_of(recipe, model)
+    loss = supervised(criterion_of(recipe.target_range is not None))
+    return per_client(model, loss, local=recipe.clients.local, workers=workers)
+
+
+def partition_of(recipe: Recipe, split: Split) -> Partition:
+    """Who has which training examples, by the recipe's clients."""
+    assert recipe.clients is not None
+    own = recipe.clients
+    if own.split is None:
+        return by_column(split.users or ())
+    return own.split.divided(split.train.targets.cpu().numpy(), own.count, own.seed)
+
+
 def loss_of(recipe: Recipe, model: nn.Module) -> PerExample:
     """Cross-entropy per example, or the squared error of a number, over the recipe's views."""
     loss = supervised(criterion_of(recipe.target_range is not None))
@@ -114,8 +197,14 @@ def loss_of(recipe: Recipe, model: nn.Module) -> PerExample:
 
 
 def criterion_of(number: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """One loss per example: the squared error of a ``number``, else cross-entropy."""
-    return _squared if number else nn.CrossEntropyLoss(reduction="none")
+    """One loss per example: the squared error of a ``number``, else cross-entropy, of words the mean over them."""
+    return _squared if number else _cross_entropy
+
+
+def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    if targets.ndim == 2:
+        return next_word_loss(outputs, targets)
+    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def _squared(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -136,7 +225,7 @@ def draft_of(recipe: Recipe, size: int) -> Plan:
     """What will run on ``size`` declared examples, before its noise is calibrated; quick."""
     rate = rate_of(recipe, size)
     phases = tuple(stage.phase(steps=stage.steps_at(rate)) for stage in recipe.phase)
-    return Plan(phases=phases, rate=rate, size=size, ema=recipe.ema)
+    return Plan(phases=phases, rate=rate, size=size, ema=recipe.ema, draw=recipe.draw)
 
 
 def plan_of(recipe: Recipe, size: int) -> Plan:
@@ -160,6 +249,30 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
     return replace(plan, phases=tuple(replace(noisy, steps=planned.steps) for noisy, planned in both))
 
 
+def with_pools(plan: Plan, pools: Mapping[str, PublicGradients]) -> Plan:
+    """The plan with public examples where it names a `Pool` of them."""
+    phases = tuple(
+        replace(phase, method=_known(phase.method, pools), optimizer=_known(phase.optimizer, pools))
+        for phase in plan.phases
+    )
+    return replace(plan, phases=phases) if any(isinstance(each, Pool) for each in plan.public) else plan
+
+
+def _known(owner: Any, pools: Mapping[str, PublicGradients]) -> Any:
+    """A method or an optimizer, and what is inside it, with the examples that it names."""
+    changes: dict[str, Any] = {}
+    public, inner = getattr(owner, "public", None), getattr(owner, "method", None)
+    if isinstance(public, Pool):
+        if public.of not in pools:
+            raise SettingError(
+                f"{type(owner).__name__} uses {public.described}: add [{public.of}] to the recipe"
+            )
+        changes["public"] = pools[public.of]
+    if inner is not None:
+        changes["method"] = _known(inner, pools)
+    return replace(owner, **changes) if changes else owner
+
+
 def recipe_of(plan: Plan, **settings: Any) -> Recipe:
     """The recipe whose plan this is, noise included; ``settings`` are the recipe's others, such as data and model.
 
@@ -181,4 +294,4 @@ def recipe_of(plan: Plan, **settings: Any) -> Recipe:
         )
         for phase in plan.phases
     )
-    return Recipe(phase=phases, rate=plan.rate, size=plan.size, ema=plan.ema, **settings)
+    return Recipe(phase=phases, rate=plan.rate, size=plan.size, ema=plan.ema, draw=plan.draw, **settings)

@@ -19,7 +19,10 @@ from saltflat.recipes.toml import Keys, dotted
 from saltflat.recipes.wrong import Wrong, known_or, shown
 
 VERSION = 2
-INSTEAD = {"epochs": "steps", "steps": "epochs", "batch_size": "rate", "rate": "batch_size"}  # one of two
+INSTEAD = {  # one of two
+    **{"epochs": "steps", "steps": "epochs", "batch_size": "rate", "rate": "batch_size"},
+    **{"split": "user", "user": "split"},
+}
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,9 @@ def strange(table: Mapping[str, Any]) -> str:
     if "version" not in table:
         unknown = [dotted(keys) for keys, _ in flat(dict(table)) if dotted(keys) not in old.DEFAULTS]
         absent = [name for name in old.DEFAULTS if name not in table]
+    elif table["version"] == VERSION and table.get("method") == "PATE":
+        unknown = [name for name in table if name not in SETTINGS_OF_PATE]
+        absent = [name for name in ("data", "model", "queries", "threshold") if name not in table]
     elif table["version"] == VERSION:
         unknown = [name for name in table if name not in SETTINGS]
         absent = [name for name in ("data", "model", "phase") if name not in table]
@@ -207,9 +213,28 @@ def strange(table: Mapping[str, Any]) -> str:
 
 
 SETTINGS = (  # of a recipe; `saltflat.recipes.Recipe` says what each is
-    *("version", "data", "model", "size", "epsilon", "delta", "batch_size", "rate", "budget_split"),
+    *("version", "data", "model", "size", "epsilon", "delta", "batch_size", "rate", "draw", "budget_split"),
     *("table", "test", "classes", "target_range"),
-    *("ema", "views", "augment", "spare", "physical", "seed", "phase"),
+    *("ema", "views", "augment", "features", "spare", "physical", "seed", "clients", "start", "phase"),
+    *("public", "synthetic", "warmup"),
+)
+
+
+SETTINGS_OF_PATE = (  # `saltflat.pate.recipe.PateRecipe` says what each is
+    *(
+        "version",
+        "method",
+        "data",
+        "model",
+        "queries",
+        "threshold",
+        "sigma1",
+        "sigma2",
+        "teachers",
+        "answers",
+    ),
+    *("epsilon", "delta", "order", "users", "votes", "size", "table", "test", "classes", "seed"),
+    *("teacher", "student"),
 )
 
 

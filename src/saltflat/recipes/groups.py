@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args, get_origin, get_type_hints
 
-from saltflat import clipping, data, methods, optimizers, schedules
+from saltflat import clipping, data, features, federated, methods, optimizers, schedules, synthesis, warmup
 from saltflat.clipping import Clip
+from saltflat.core import draw
+from saltflat.core.draw import Draw
 from saltflat.data.augment import Transform
-from saltflat.door import Method
+from saltflat.door import Method, PublicGradients
+from saltflat.features.stages import Stage
+from saltflat.federated.local import Local
+from saltflat.federated.partition import Divide
 from saltflat.optimizers import Optimizer
+from saltflat.synthesis import Diffusion, Process
+from saltflat.warmup import WarmUp
 
 GROUPS: tuple[tuple[Any, Any, str], ...] = (  # what a field is declared as, who serves it, what is looked for
     (Method, methods, "method"),
@@ -23,6 +30,14 @@ GROUPS: tuple[tuple[Any, Any, str], ...] = (  # what a field is declared as, who
     (Callable[[int], float], schedules, "schedule"),
     (Callable[[Any], bool], methods, "rule that ends a phase"),
     (Transform, data, "change of images"),
+    (Stage, features, "stage of features"),
+    (Process, synthesis, "random process"),
+    (Diffusion, synthesis, "diffusion"),
+    (WarmUp, warmup, "warm-up"),
+    (PublicGradients, warmup, "public examples"),
+    (Draw, draw, "way to draw units"),
+    (Divide, federated, "way to divide examples"),
+    (Local, federated, "local training"),
 )
 PYTHON_ONLY = {"python_only": True}  # metadata of a field that no file has
 
@@ -72,21 +87,24 @@ def fits(cls: type, declared: Any) -> bool:
     wanted = {name: member for name, member in protocol.items() if not name.startswith("_")}
     return all(
         hasattr(cls, name)
-        and (not inspect.isfunction(member) or _can_take(getattr(cls, name), _count(member)))
+        and (not inspect.isfunction(member) or _can_take(getattr(cls, name), *_given(member)))
         for name, member in wanted.items()
     )
 
 
-def _count(function: Any) -> int:
-    return len(inspect.signature(function).parameters)
+def _given(function: Any) -> tuple[int, list[str]]:
+    """How many arguments a protocol's function is called with, the value itself included, and which by name."""
+    found = inspect.signature(function).parameters.values()
+    named = [p.name for p in found if p.kind == p.KEYWORD_ONLY]
+    return len(found) - len(named), named
 
 
-def _can_take(function: Any, count: int) -> bool:
-    """Whether a function of the class takes so many arguments, the value itself included."""
+def _can_take(function: Any, count: int, named: Sequence[str] = ()) -> bool:
+    """Whether a function of the class takes so many arguments, the value itself included, and these by name."""
     if not inspect.isfunction(function):
         return False
     try:
-        inspect.signature(function).bind(*[None] * count)
+        inspect.signature(function).bind(*[None] * count, **dict.fromkeys(named))
     except TypeError:
         return False
     return True

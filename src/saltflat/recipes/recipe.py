@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from saltflat.clipping import Clip
+from saltflat.core.draw import Draw, Poisson
 from saltflat.core.plan import Phase
-from saltflat.data import is_own, official_size
+from saltflat.data import is_own, is_text, official_size
 from saltflat.data.augment import Transform
 from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
+from saltflat.features.stages import Stage as FeatureStage
 from saltflat.optimizers import EMA, Optimizer
 from saltflat.privacy.accounting.splits import SPLITS
 from saltflat.privacy.limits import STEPS_CEILING
-from saltflat.recipes import documents, old, toml
+from saltflat.recipes import documents, follows, old, toml
 from saltflat.recipes.documents import Document
+from saltflat.recipes.federation import Federation
 from saltflat.recipes.groups import PYTHON_ONLY
 from saltflat.recipes.networks import Network
+from saltflat.recipes.sharing import Making, Sharing
 from saltflat.recipes.values import Spot, made, settings_document
 from saltflat.recipes.wrong import Wrong
 from saltflat.schedules import Schedule
+from saltflat.warmup import WarmUp
 
 _VIEWS = 1024  # of an example, which are in memory together
 _SEEDS = range(-(2**63), 2**64)  # what torch takes
@@ -91,11 +96,17 @@ class Recipe:
     ``data`` is the name of a data set and ``size`` its declared number of examples, the official one if left out. It
     may be a file of yours too: a CSV whose columns ``table`` declares, with rows for testing in ``test``, or an npz
     whose targets are so many ``classes``, or numbers in ``target_range``. Each step takes ``batch_size`` of the
-    examples on average, or each with probability ``rate``. With ``epsilon`` the noise is
-    calibrated: to one phase; to several with portions, by ``budget_split``; to several without, by one factor for all.
+    examples on average, or each with probability ``rate``; exactly so many where ``draw`` is `WithoutReplacement`.
+    With ``epsilon`` the noise is calibrated: to one phase; to several with portions, by ``budget_split``; to several
+    without, by one factor for all.
     ``spare`` more steps of each phase are paid for, which crashes may waste. ``views`` of each example are made by
-    ``augment``. ``physical`` is the most examples in memory at once and changes no result; ``seed`` that of the first
-    weights. ``using`` holds the functions that a file names.
+    ``augment``; ``features`` are fixed maps that stand before the network, stage by stage. ``physical`` is the most
+    examples in memory at once and changes no result; ``seed`` that of the first weights. With ``clients`` a unit is a
+    client (`Federation`), and whatever is said of examples above is said of them; ``steps`` are rounds. ``start`` is
+    a file of safetensors with the first weights, which must be made from public data; the statement says so. ``public``
+    examples are not private (`Sharing`): ``size`` counts them, and what is trained on privately goes without.
+    ``synthetic`` ones are made from them (`Making`), and ``warmup`` lists what the network is trained by before the
+    private phase. ``using`` holds the functions that a file names.
 
     >>> recipe = shipped("digits")
     >>> recipe.phase[0].method, recipe.epsilon
@@ -118,17 +129,27 @@ class Recipe:
     delta: float = 1e-5
     batch_size: float | None = None
     rate: float | None = None
+    draw: Draw = field(default_factory=Poisson)
     budget_split: str = "joint_ratio"
     ema: EMA | None = None
     views: int = 1
     augment: tuple[Transform, ...] = ()
+    features: tuple[FeatureStage, ...] = ()
     spare: int = 8
     physical: int = 512
     seed: int = 0
+    clients: Federation | None = None
+    start: str | None = None
+    public: Sharing | None = None
+    synthetic: Making | None = None
+    warmup: tuple[WarmUp, ...] = ()
     using: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False, metadata=PYTHON_ONLY)
 
     def __post_init__(self) -> None:
         _check_declared(self)
+        _check_clients(self)
+        _check_text(self)
+        _check_public(self)
         _check_sampling(self)
         _check_budget(self)
         for name, number in (("size", self.size), ("views", self.views), ("physical", self.physical)):
@@ -171,6 +192,48 @@ def _check_declared(recipe: Recipe) -> None:
             raise Wrong(
                 (name,), f"is for a file of yours, and {recipe.data!r} is a data set by name; leave it out"
             )
+
+
+def _check_clients(recipe: Recipe) -> None:
+    """Where a client is the unit, clients are what is declared and drawn; what is said of examples has no place."""
+    own = recipe.clients
+    if own is None:
+        return
+    if recipe.size is not None:
+        raise Wrong(("size",), "clients.count is the declared number of units; leave it out")
+    if recipe.views > 1 or recipe.augment:
+        raise Wrong(("augment",), "clients train on their rows as they are; leave views and augment out")
+    if own.user is not None and not is_own(recipe.data):
+        raise Wrong(
+            ("clients", "user"),
+            f"is a column of a file of yours, and {recipe.data!r} is a data set by name; give split",
+        )
+
+
+def _check_text(recipe: Recipe) -> None:
+    """Of text there are words, and neither clients, images nor views."""
+    if is_own(recipe.data) or not is_text(recipe.data):
+        return
+    for name in ("clients", "augment", "features"):
+        if getattr(recipe, name):
+            raise Wrong((name,), f"{recipe.data} is text, and this is for other data; leave it out")
+
+
+def _check_public(recipe: Recipe) -> None:
+    """What is made needs public examples to be made from; who is public in a file of yours is not for chance to say."""
+    for name in ("public", "synthetic", "warmup"):
+        if recipe.clients is not None and getattr(recipe, name):
+            raise Wrong((name,), "goes with examples as units, and units here are clients; leave it out")
+    if recipe.public is not None and is_own(recipe.data):
+        raise Wrong(
+            ("public",),
+            "which rows of a file of yours are public is for their owners to say, and not for a seed: leave it out, "
+            "and hand public examples to a method from Python (docs/public.md)",
+        )
+    if recipe.synthetic is not None and recipe.public is None:
+        raise Wrong(("synthetic",), "is made from public examples: add [public] with a count")
+    if recipe.synthetic is not None and recipe.features:
+        raise Wrong(("synthetic",), "are images, and the network here sees features; leave one of them out")
 
 
 def _check_sampling(recipe: Recipe) -> None:
@@ -226,18 +289,62 @@ def current(document: Document) -> Document:
 
 def from_document(document: Document, *, using: Mapping[str, Any] | None = None) -> Recipe:
     """The recipe that a document means; a mistake in it is told with its place."""
+    if document.table.get("method") == "PATE":
+        raise SettingError(f"{document.place or 'this'} is a recipe of PATE: run it with saltflat pate")
     table = {name: value for name, value in current(document).table.items() if name != "version"}
     try:
+        table = follows.resolved(table, _known(table)) if follows.any_in(table) else table
         return replace(made(Recipe, table, Spot(using=using or {})), using=using or {})
     except Wrong as error:
         raise document.located(error) from None
 
 
-def read(path: str | Path, *, using: Mapping[str, Any] | None = None) -> Recipe:
-    """The recipe in a file, or the shipped one of this name; ``using`` has the functions that the file names."""
-    return from_document(documents.read(path), using=using)
+def _known(table: Mapping[str, Any]) -> dict[str, float]:
+    """What numbers of a recipe may follow, as far as it says: its declared size and its budget."""
+    size, data, clients = table.get("size"), table.get("data"), table.get("clients")
+    if isinstance(clients, dict):
+        size = clients.get("count")
+    elif size is None and isinstance(data, str):
+        if is_own(data):
+            raise size_missing(data)
+        size = official_size(data)
+    said = {"size": size, "epsilon": table.get("epsilon")}
+    known = {
+        name: float(each)
+        for name, each in said.items()
+        if isinstance(each, (int, float)) and not isinstance(each, bool) and 0 < each < math.inf
+    }
+    return {**known, "signal": math.prod(known.values())} if len(known) == 2 else known
 
 
-def shipped(name: str) -> Recipe:
-    """A shipped recipe."""
-    return from_document(documents.shipped(name))
+def size_missing(data: str) -> SettingError:
+    """How many rows a file of the user's has must be said by the user."""
+    return SettingError(
+        f"how many rows {data} has is private: declare a number that is public and not smaller, with --size 5000 or "
+        "size = 5000"
+    )
+
+
+def read(
+    path: str | Path, changes: Mapping[str, Any] | None = None, *, using: Mapping[str, Any] | None = None
+) -> Recipe:
+    """The recipe in a file, or the shipped one of this name; ``using`` has the functions that the file names.
+
+    ``changes`` are other entries, by their dotted keys. They come before the numbers that follow size and epsilon,
+    which `Recipe.but` leaves as they are.
+    """
+    return from_document(_changed(documents.read(path), changes), using=using)
+
+
+def shipped(name: str, changes: Mapping[str, Any] | None = None) -> Recipe:
+    """A shipped recipe, with ``changes`` as in `read`.
+
+    >>> shipped("digits", {"epsilon": 1}).epsilon
+    1.0
+    """
+    return from_document(_changed(documents.shipped(name), changes))
+
+
+def _changed(document: Document, changes: Mapping[str, Any] | None) -> Document:
+    asked = ((toml.keys_of(name), value, "") for name, value in (changes or {}).items())
+    return current(document).but(asked)

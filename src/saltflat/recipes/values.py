@@ -51,7 +51,8 @@ def value_of(given: Any, declared: Any, spot: Spot) -> Any:
     """``given``, an entry of a document, as the value that a field declared so takes."""
     if isinstance(given, float) and math.isnan(given):
         raise spot.wrong("nan is no value of a setting")
-    option = next((each for each in options(declared) if takes(each, given)), None)
+    fitting = [each for each in options(declared) if takes(each, given)]
+    option = next((each for each in fitting if _names(each, given)), next(iter(fitting), None))
     if option is None:
         raise spot.wrong(f"takes {described(declared)}; got {shown(given)}")
     if option is float:
@@ -68,6 +69,12 @@ def value_of(given: Any, declared: Any, spot: Spot) -> Any:
         (_, each) = get_args(option)
         return {name: value_of(value, each, spot.inside(name)) for name, value in given.items()}
     return _named(given, option, spot)
+
+
+def _names(option: Any, given: Any) -> bool:
+    """Whether an entry names a value that may stand where this is declared: of several, the one that is meant."""
+    name = given if isinstance(given, str) else next(iter(given), None) if isinstance(given, dict) else None
+    return form(option) is None and option not in (Any, Network) and name in choices(option)
 
 
 def _number(given: float, spot: Spot) -> float:

@@ -13,11 +13,18 @@ from typing import Any
 from saltflat.errors import SettingError
 from saltflat.report import words
 from saltflat.report.folder import Kept
+from saltflat.report.groups import grouped
 from saltflat.report.joint import joint
+from saltflat.report.verdict import interval, span
 from saltflat.runs.layout import MODEL, number
 from saltflat.runs.measures import entries
 
 MARK = "<!-- saltflat report -->"
+HOUSEKEEPING = ("version", "physical", "spare", "seed", "table", "test")
+NEUTRAL = {  # what is as it always is, and so says nothing
+    **{"weight_decay": "0", "drift": "1", "views": "1", "noise_schedule": "1", "momentum": "0"},
+    **{"draw": "Poisson", "budget_split": "joint_ratio"},
+}
 DATASETS = {
     "mnist": "ylecun/mnist",
     "fashion-mnist": "zalando-datasets/fashion_mnist",
@@ -44,13 +51,17 @@ def card(runs: Sequence[Kept]) -> str:
         _front(run),
         MARK,
         f"# {_plain(run.name)}",
-        _first_words(run),
+        _first_words(runs),
+        "## Intended use",
+        _intended(run),
+        "## Limits",
+        _limits(run),
         "## Privacy",
         *_privacy(runs),
         "## Training",
         _settings(run),
         *_flatness(run),
-        "## Use",
+        "## How to load it",
         _use(run),
     ]
     return "\n\n".join(parts) + "\n"
@@ -85,19 +96,77 @@ def _front(run: Kept) -> str:
 
 
 def _task(data: str) -> str:
-    return "tabular-classification" if data == "adult" else "image-classification"
+    return "tabular-classification" if data == "adult" or data.endswith(".csv") else "image-classification"
 
 
-def _first_words(run: Kept) -> str:
+def _first_words(runs: Sequence[Kept]) -> str:
+    run = runs[0]
     said = f"A {run.setting('model') or 'network'} for {run.setting('data') or 'data that is not named'}, trained with "
     said += f"{run.setting('method') or 'a method that is not named'} by saltflat."
-    right = "" if run.last is None else f" Test accuracy: {words.accuracy(run)}."
+    right = "" if run.last is None else f" Test accuracy: {words.accuracy(run)}{_interval(run)}."
+    said = _plain(f"{said}{right}{_repeats(runs)}")
     if run.spent.stamp:
-        return (
-            _plain(f"{said}{right}")
-            + f"\n\n**{_plain(run.spent.stamp)}. This model has no privacy guarantee.**"
+        return f"{said}\n\n**{_plain(run.spent.stamp)}. This model has no privacy guarantee.**"
+    return said
+
+
+def _interval(run: Kept) -> str:
+    """By test sampling, where the run kept on how many examples it was tested."""
+    ends, told = interval(run), run.evaluation.value
+    if ends is None or told is None:
+        return ""
+    return f" (95 % interval {span(ends)}, {told.count:,} test examples)"
+
+
+def _repeats(runs: Sequence[Kept]) -> str:
+    """What other runs of the same recipe say."""
+    group = next(group for group in grouped(runs) if runs[0] in group.runs)
+    if group.error is None or group.accuracy is None:
+        return " One run: another one of the same recipe would give another figure."
+    return (
+        f" Over {len(group.ended)} runs of this recipe: mean {100 * group.accuracy:.2f} %, standard error "
+        f"{100 * group.error:.2f} %."
+    )
+
+
+def _intended(run: Kept) -> str:
+    """What the model is for; nobody but its author can say more."""
+    data, kind = run.setting("data") or "data that is not named", _task(run.setting("data"))
+    return _plain(
+        f"{kind.replace('-', ' ').capitalize()} on data like {data}: research, comparison of private training "
+        "methods, and releases that need the guarantee below. Whoever publishes it adds what it may be used for."
+    )
+
+
+def _limits(run: Kept) -> str:
+    """Whom the promise covers, and what was not looked at."""
+    unit = words.unit(run).removeprefix("one ")
+    lines = [_unit_line(run, unit)]
+    if run.accuracy is None:
+        lines.append("No accuracy is known of it.")
+    else:
+        lines.append(
+            "The accuracy is that of one test set, over all classes; groups in it were not looked at."
         )
-    return _plain(f"{said}{right}")
+    lines += [
+        "Nothing is said about data of another kind than it was trained on.",
+        "Noise and clipping cost accuracy, and small groups most; look at yours before relying on it.",
+    ]
+    return "\n".join(f"- {_plain(line)}" for line in lines)
+
+
+def _unit_line(run: Kept, unit: str) -> str:
+    """User-level, client-level or example-level: what one unit is, and what that means for people."""
+    if run.spent.stamp:
+        return "Nothing is promised to anybody: see Privacy."
+    if unit in ("user", "client"):
+        return f"{unit.capitalize()}-level privacy: the promise covers everything that one {unit} has in the data."
+    if unit == words.UNKNOWN:
+        return "What one unit of the promise is, is not on record."
+    return (
+        f"{unit.capitalize()}-level privacy: the promise covers one {unit}. Somebody with k of them in the data is "
+        "protected less: by about k times the epsilon, and a larger delta."
+    )
 
 
 def _privacy(runs: Sequence[Kept]) -> list[str]:
@@ -132,8 +201,15 @@ def _compared(runs: Sequence[Kept]) -> list[str]:
 
 
 def _settings(run: Kept) -> str:
-    settings = {name: run.setting(name) for name in run.recipe.value or {}}
+    """The settings that decide what is learnt and what it costs: not where it ran, nor what is as it always is."""
+    names = [name for name in run.recipe.value or {} if _mattered(name, run.setting(name))]
+    settings = {name: run.setting(name) for name in names}
     return _table("setting", "value", settings) if settings else "The settings are not on record."
+
+
+def _mattered(name: str, value: str) -> bool:
+    last = name.rsplit(".", 1)[-1]
+    return last not in HOUSEKEEPING and value not in ("", "[]") and NEUTRAL.get(last) != value
 
 
 def _flatness(run: Kept) -> list[str]:
@@ -142,7 +218,14 @@ def _flatness(run: Kept) -> list[str]:
     if not facts or not run.shapes.public:
         return []
     found = {entry.label: number(facts.get(entry.key)) for entry in entries() if entry.card}
-    rows = {label: f"{value:.4g}" for label, value in found.items() if value is not None}
+    errors = {
+        entry.label: number(facts.get(entry.error)) for entry in entries() if entry.card and entry.error
+    }
+    rows = {
+        label: f"{value:.4g}" + (f" ± {error:.2g}" if (error := errors.get(label)) is not None else "")
+        for label, value in found.items()
+        if value is not None
+    }
     where = f"On {facts.get('examples', 'some')} public examples ({facts.get('data', '')} {facts.get('split', '')})."
     return ["## Flatness", _plain(" ".join(where.split())), _table("measure", "value", rows)] if rows else []
 

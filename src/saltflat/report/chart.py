@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,14 +25,22 @@ _UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True, eq=False)
 class Series:
-    """One run's line: ``place`` decides its look. ``end`` is a point of its own, ``at`` marks places on the x axis."""
+    """One line: ``place`` decides its look, on the whole page. ``end`` is a point of its own.
+
+    ``at`` marks places on the x axis with a word each. With ``error`` it is the mean of several runs, and a band of one
+    standard error is drawn around it.
+    """
 
     place: int
     name: str
     x: Any
     y: Any
     end: tuple[float, float] | None = None
-    at: tuple[float, ...] = field(default=())
+    at: tuple[tuple[float, str], ...] = field(default=())
+    error: Any = None
+    shown: Any = (
+        None  # what to call the places on the x axis when they are pointed at, if not by their numbers
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +50,19 @@ class Axis:
     label: str
     percent: bool = False
     log: bool = False
+    switch: bool = False  # whether the other scale makes sense too
+    ticks: tuple[tuple[float, str], ...] = ()  # by name; empty: where they fall
+    breaks: tuple[tuple[float, str], ...] = ()  # where the axis changes its meaning, and to what
+
+    @property
+    def other(self) -> Axis:
+        """The same axis with the other scale."""
+        return replace(self, log=not self.log)
+
+    @property
+    def named(self) -> str:
+        """The label, with the scale where there are two."""
+        return f"{self.label} ({'logarithmic' if self.log else 'linear'})" if self.switch else self.label
 
 
 def chart(look: Look, series: Sequence[Series], *, x: Axis, y: Axis) -> Figure:
@@ -60,8 +81,14 @@ def _line(axes: Axes, look: Look, series: Series) -> Any:
     style = look.line(series.place)
     every = max(1, len(series.x) // 7)
     axes.plot(series.x, series.y, markevery=(min(series.place, every - 1), every), **style)
-    for place in series.at:
+    if series.error is not None:
+        mean, error = np.asarray(series.y, dtype=float), np.asarray(series.error, dtype=float)
+        axes.fill_between(series.x, mean - error, mean + error, color=style["color"], alpha=0.25, linewidth=0)
+    for place, word in series.at:
         axes.axvline(place, color=style["color"], linestyle=style["linestyle"], linewidth=0.8)
+        axes.annotate(
+            word, (place, 1.0), xycoords=("data", "axes fraction"), fontsize=7, va="bottom", ha="center"
+        )
     if series.end is not None:
         axes.plot(*series.end, **{**style, "markersize": 9, "markeredgecolor": look.ink, "linestyle": "none"})
     return Line2D([], [], **style)
@@ -109,7 +136,7 @@ def set_axis(axes: Axes, which: str, axis: Axis) -> None:
     """Label and numbers of one axis; powers of ten are written out, as mathematical text is switched off."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    getattr(axes, f"set_{which}label")(axis.label)
+    getattr(axes, f"set_{which}label")(axis.named)
     its, few = getattr(axes, f"{which}axis"), False
     if axis.log:
         getattr(axes, f"set_{which}scale")("log")
@@ -117,6 +144,11 @@ def set_axis(axes: Axes, which: str, axis: Axis) -> None:
         few = low > 0 and high < 1e3 * low  # powers of ten alone would be too few to read values from
         its.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,), numticks=7))
         its.set_minor_formatter(NullFormatter())
+    if axis.ticks:
+        getattr(axes, f"set_{which}ticks")(
+            [place for place, _ in axis.ticks], [word for _, word in axis.ticks]
+        )
+        return
     power = axis.log and not few
     its.set_major_formatter(FuncFormatter(lambda value, _: tick(value, percent=axis.percent, power=power)))
 

@@ -1,18 +1,19 @@
-"""From a picture to an SVG in the page, or to files; the only place that knows how matplotlib writes."""
+"""A picture: for the page, and for files; the only place that knows how matplotlib writes."""
 
 from __future__ import annotations
 
 import io
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saltflat.errors import SettingError
 from saltflat.privacy.record import durable
-from saltflat.report.html import Html, tag
-from saltflat.report.look import LIGHT, THEMED, Look, themed
+from saltflat.report.chart import Axis, Series, chart
+from saltflat.report.html import Html
+from saltflat.report.look import LIGHT, Look
+from saltflat.report.plot import charts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,12 +23,31 @@ FORMATS = ("png", "svg")
 
 @dataclass(frozen=True)
 class Picture:
-    """One figure: ``key`` names its files, ``words`` say what it shows to whoever cannot see it."""
+    """One figure: ``key`` names its files, ``words`` say what it shows to whoever cannot see it.
+
+    ``draw`` is for files, ``page`` for the page, and ``names`` are the runs in it: (place, name).
+    """
 
     key: str
     title: str
     words: str
     draw: Callable[[Look], Figure]
+    page: Callable[[], Html]
+    names: tuple[tuple[int, str], ...] = ()
+    switch: bool = False  # whether the page can show another scale
+
+
+def of_lines(key: str, title: str, words: str, series: Sequence[Series], *, x: Axis, y: Axis) -> Picture:
+    """The picture of some lines, for files and for the page."""
+    return Picture(
+        key,
+        title,
+        words,
+        lambda look: chart(look, series, x=x, y=y),
+        lambda: charts(series, x=x, y=y, words=f"{title}. {words}"),
+        tuple((each.place, each.name) for each in series),
+        y.switch,
+    )
 
 
 def check_drawing() -> None:
@@ -36,17 +56,6 @@ def check_drawing() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise SettingError("the report needs matplotlib: pip install 'saltflat[report]'") from None
-
-
-def inline(picture: Picture) -> Html:
-    """The picture as an SVG element that takes its colours and its fonts from the page."""
-    svg = themed(_written(picture, THEMED, "svg").decode("utf-8"))
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.S)
-    body = _own_names(body, picture.key)
-    (box,) = re.findall(r'viewBox="([^"]*)"', body[:400])
-    inside = body[body.index(">") + 1 : body.rindex("</svg>")]
-    return tag("svg", Html(inside), viewBox=box, role="img", aria_label=f"{picture.title}. {picture.words}")
 
 
 def write(picture: Picture, folder: Path) -> list[Path]:
@@ -69,13 +78,6 @@ def _written(picture: Picture, look: Look, kind: str) -> bytes:
         )  # the same input, the same bytes
         picture.draw(look).savefig(file, format=kind, dpi=200, metadata=about)
     return file.getvalue()
-
-
-def _own_names(svg: str, key: str) -> str:
-    """The same SVG with ids that no other figure of the page has."""
-    svg = re.sub(r'\bid="', f'id="{key}-', svg)
-    svg = re.sub(r'\b(xlink:)?href="#', f'href="#{key}-', svg)
-    return re.sub(r"url\(#", f"url(#{key}-", svg)
 
 
 def _style(look: Look) -> dict[str, Any]:

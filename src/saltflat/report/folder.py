@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,20 @@ from saltflat.audit.kept import FILE as AUDIT
 from saltflat.audit.kept import read as read_audit
 from saltflat.audit.result import Audited
 from saltflat.errors import DataError, LedgerError, SaltflatError
+from saltflat.pate.kept import FILE as PATE
+from saltflat.pate.kept import Released
+from saltflat.pate.kept import read as read_pate
 from saltflat.privacy.record.history import History, read
 from saltflat.recipes import toml
 from saltflat.recipes.documents import settings, strange
 from saltflat.report.found import Found, found, read_object, text, without_folder
 from saltflat.report.shapes import Shapes, read_shapes
+from saltflat.runs import evaluation, synthetic
+from saltflat.runs.evaluation import Evaluation
 from saltflat.runs.identity import identity_of
-from saltflat.runs.layout import MARKS, Folder, Reading, head_of, number, readings
+from saltflat.runs.layout import MARKS, Before, Folder, Reading, before, head_of, number, readings
+from saltflat.runs.repeats import runs_in
+from saltflat.runs.synthetic import Synthetic
 
 
 @dataclass(frozen=True)
@@ -67,6 +75,10 @@ class Kept:
     shapes: Shapes
     has_model: bool
     audit: Found[Audited]
+    pate: Found[Released]
+    evaluation: Found[Evaluation] = field(default_factory=Found)
+    synthetic: Found[Synthetic] = field(default_factory=Found)
+    before: Before | None = None  # what came before the private phase, if anything did
 
     @property
     def finished(self) -> bool:
@@ -90,7 +102,7 @@ class Kept:
     def setting(self, name: str) -> str:
         """A setting of the recipe in words, or nothing."""
         value = (self.recipe.value or {}).get(name)
-        return "" if value is None else in_words(value)
+        return "" if value is None else without_path(in_words(value))
 
     @property
     def spent(self) -> Spent:
@@ -112,7 +124,8 @@ def gather(paths: Sequence[Path], *, shared: Path | None = None, beside: Path | 
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
             raise DataError(f"{path} {what}; give the folder of a run, which `saltflat train --out` wrote")
-    once = list({path.resolve(): path for path in paths}.values())
+    every = [run for path in paths for run in (runs_in(path) or [path])]
+    once = list({path.resolve(): path for path in every}.values())
     named = zip(once, unique_names(once), strict=True)
     runs = [read_run(path, name, near=_near(path, beside) or name, shared=shared) for path, name in named]
     if all(run.empty for run in runs):
@@ -134,7 +147,7 @@ def read_run(path: Path, name: str, *, near: str = "", shared: Path | None = Non
     recipe = found(folder.recipe, read_recipe)
     statement = found(folder.statement, read_statement)
     delta = number((statement.value or {}).get("delta")) or number((recipe.value or {}).get("delta"))
-    place = folder.ledger if folder.ledger.exists() or shared is None else shared
+    place = _ledger_of(folder, shared)
     return Kept(
         path=path,
         name=name,
@@ -146,7 +159,21 @@ def read_run(path: Path, name: str, *, near: str = "", shared: Path | None = Non
         shapes=read_shapes(folder.landscape),
         has_model=folder.model.exists(),
         audit=found(path / AUDIT, _audit),
+        pate=found(path / PATE, lambda file: Found(read_pate(file))),
+        evaluation=found(folder.evaluation, lambda file: Found(evaluation.read(file))),
+        synthetic=found(folder.synthetic, lambda place: Found(synthetic.read(place))),
+        before=before(folder),
     )
+
+
+def _ledger_of(folder: Folder, shared: Path | None) -> Path:
+    """A run's own ledger, the one that was named, or that of the repeats which it is one of."""
+    if folder.ledger.exists() or head_of(folder.ledger).exists():
+        return folder.ledger
+    above = Folder(folder.path.resolve().parent)
+    if shared is None and above.repeats.exists():
+        return above.ledger
+    return shared or folder.ledger
 
 
 def _audit(path: Path) -> Found[Audited]:
@@ -282,6 +309,16 @@ def _printable(name: str) -> str:
     """The name without control characters and without bytes that are no text."""
     plain = name.encode("utf-8", "replace").decode("utf-8")
     return "".join(letter if letter.isprintable() else "\ufffd" for letter in plain)
+
+
+def without_path(words: str) -> str:
+    """A path by its last part, which is no reader's business otherwise; other words as they are.
+
+    >>> without_path("/home/me/mine.csv"), without_path("SAT, then DPSGD")
+    ('mine.csv', 'SAT, then DPSGD')
+    """
+    path = re.match(r"(/|~/|\.\.?/|\w:\\|[\w.-]+([/\\][\w. -]+)+$)", words)
+    return re.split(r"[/\\]", words.rstrip("/\\"))[-1] if path else words
 
 
 def in_words(value: object) -> str:

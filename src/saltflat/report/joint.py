@@ -8,9 +8,10 @@ from functools import cache
 
 from saltflat.errors import SaltflatError
 from saltflat.privacy.limits import rounded_up
-from saltflat.privacy.record.history import Cost, epsilon_of
+from saltflat.privacy.record.costs import Cost
+from saltflat.privacy.record.history import epsilon_of
 from saltflat.report.chart import tick
-from saltflat.report.folder import Book, Kept
+from saltflat.report.folder import Book, Kept, without_path
 from saltflat.runs.layout import number
 
 MOST = 6  # names in a sentence
@@ -28,6 +29,14 @@ class Joint:
     unit: str = ""
     adjacency: str = ""
     why: str = ""
+
+    @property
+    def short(self) -> str:
+        """In half a sentence, for the first screen."""
+        who = f"all {len(self.names)} runs" if len(self.names) > 2 else "both runs"
+        if self.epsilon is None:
+            return f"no joint epsilon for {who} on {self.data or 'this data'}: {self.why}"
+        return f"epsilon {rounded_up(self.epsilon, 4)} at delta {tick(self.delta)} for {who} on {self.data}"
 
     def as_text(self) -> str:
         """In one or two sentences, with all that belongs to an epsilon."""
@@ -53,26 +62,29 @@ def joint(runs: Sequence[Kept]) -> list[Joint]:
 
 
 def data_of(run: Kept) -> str:
-    """The data set that a run is on, from its recipe or its ledger; nothing if neither says it."""
+    """The data set that a run is on, from its recipe or its ledger; nothing if neither says it.
+
+    It may be a path, which tells two files of one name apart, and is shown by :func:`without_path` only.
+    """
     book = run.ledger.value
-    return run.setting("data") or (book.history.dataset if book is not None else "")
+    return str((run.recipe.value or {}).get("data") or (book.history.dataset if book is not None else ""))
 
 
 def _joint(data: str, runs: Sequence[Kept]) -> Joint:
-    names = tuple(run.name for run in runs)
+    names, shown = tuple(run.name for run in runs), without_path(data)
     books = [run.ledger.value for run in runs if run.ledger.value is not None]
     why = "" if data else "it is not on record which data they are on"
     why = why or next(filter(None, map(_obstacle, runs)), "") or _unlike(books)
     if why:
-        return Joint(data, names, why=why)
+        return Joint(shown, names, why=why)
     delta = max(book.delta for book in books)
     unit, adjacency = next(filter(None, (book.history.unit for book in books)), ("example", "add-or-remove"))
     try:
-        found = _epsilon(tuple(sorted(costs(books).items())), delta, adjacency)
+        found = _epsilon(tuple(costs(books).items()), delta, adjacency)
     except SaltflatError as error:
-        return Joint(data, names, why=" ".join(str(error).split()))
+        return Joint(shown, names, why=" ".join(str(error).split()))
     alone = [run.spent.epsilon for run in runs if run.spent.epsilon is not None]
-    return Joint(data, names, max([found, *alone]), delta, unit, adjacency)
+    return Joint(shown, names, max([found, *alone]), delta, unit, adjacency)
 
 
 @cache
@@ -90,6 +102,8 @@ def _obstacle(run: Kept) -> str:
     book, promised = run.ledger.value, number((run.statement.value or {}).get("epsilon"))
     if run.ledger.trouble or book is None or book.epsilon is None:
         return f"the ledger of {run.name} is damaged or unusable"
+    if book.history.chose(book.runs):
+        return f"results chose the steps of {run.name}, and it counts with all that they could have chosen"
     if promised is not None and promised > SLACK * book.epsilon:
         return f"{run.name} has a statement of more than its ledger has on record"
     return ""

@@ -1,19 +1,17 @@
 """Colours, dashes and markers: told apart without colour vision, readable on white paper and on a dark screen.
 
-A picture is drawn by one function of a :class:`Look`. Files get :data:`LIGHT`. The page gets :data:`THEMED`, whose
-colours stand for names: :func:`themed` puts the names in their place, and the page's style sheet gives each name a
-colour for light, for dark and for print.
+Pictures in files are drawn in :data:`LIGHT`. Those of the page name their colours (``var(--run-0)``), and its style
+sheet gives each name a colour for light, for dark and for print.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (7, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-MAP = "cividis"  # the same for all kinds of colour vision, and it gets lighter all the way
+SHADES = 16  # of a map, from the lowest loss to the highest
 
 
 @dataclass(frozen=True)
@@ -24,6 +22,9 @@ class Look:
     faint: str  # grid
     paper: str  # behind it all
     runs: tuple[str, ...]
+    link: str  # what can be clicked
+    warn: str  # what must not be overlooked
+    ramp: tuple[str, ...]  # of maps: lighter all the way, each at least 3:1 against the paper
 
     def line(self, place: int) -> dict[str, Any]:
         """How the run in this place is drawn; no two of the first 35 agree in dash and marker."""
@@ -36,40 +37,43 @@ class Look:
 
 LIGHT = Look(
     ink="#1c1c1c",
-    faint="#d9d9d9",
+    faint="#8f8f8f",
     paper="#ffffff",
     runs=("#0064b0", "#c2410c", "#2b9b6b", "#3a0a4e", "#b565a0", "#4f2a00"),
+    link="#0b4f9e",
+    warn="#a8320a",
+    ramp=("#12104a", "#1f3f8f", "#17698f", "#2c8a6a", "#9c9420"),
 )
 DARK = Look(
     ink="#ececec",
-    faint="#4a4a4a",
+    faint="#767676",
     paper="#16181c",
     runs=("#6ab7ff", "#ff9a62", "#b9f5d0", "#8f5bff", "#e8468f", "#e8f27a"),
+    link="#8cc4ff",
+    warn="#ffb08a",
+    ramp=("#4f78c8", "#5f9fd8", "#8fc9c0", "#cfe39a", "#fff7b0"),
 )
-THEMED = Look(
-    ink="#010101",
-    faint="#020202",
-    paper="none",
-    runs=tuple(f"#03030{place}" for place in range(len(LIGHT.runs))),
-)
-_NAMES = {
-    THEMED.ink: "--ink",
-    THEMED.faint: "--faint",
-    **{code: f"--run-{place}" for place, code in enumerate(THEMED.runs)},
-}
 
 
-def themed(svg: str) -> str:
-    """A drawing in :data:`THEMED` whose colours are the page's.
+def shades(look: Look) -> list[str]:
+    """The colours of a map, from the lowest to the highest, mixed between those of the ramp.
 
-    >>> themed("stroke: #030301; fill: #440154")
-    'stroke: var(--run-1); fill: #440154'
+    >>> len(shades(LIGHT)), shades(LIGHT)[0], shades(LIGHT)[-1]
+    (16, '#12104a', '#9c9420')
     """
-    return re.sub("|".join(_NAMES), lambda match: f"var({_NAMES[match[0]]})", svg)
+    codes = [[int(code[k : k + 2], 16) for k in (1, 3, 5)] for code in look.ramp]
+    found = []
+    for place in range(SHADES):
+        at = place / (SHADES - 1) * (len(codes) - 1)
+        low = min(int(at), len(codes) - 2)
+        mixed = [round(a + (b - a) * (at - low)) for a, b in zip(codes[low], codes[low + 1], strict=True)]
+        found.append("#" + "".join(f"{part:02x}" for part in mixed))
+    return found
 
 
 def variables(look: Look) -> str:
     """The page's colours as declarations of a style sheet."""
-    colours = {"--ink": look.ink, "--faint": look.faint, "--paper": look.paper}
-    colours |= {f"--run-{place}": colour for place, colour in enumerate(look.runs)}
-    return "".join(f"{name}:{colour};" for name, colour in colours.items())
+    colours = {name: getattr(look, name) for name in ("ink", "faint", "paper", "link", "warn")}
+    colours |= {f"run-{place}": colour for place, colour in enumerate(look.runs)}
+    colours |= {f"map-{place}": colour for place, colour in enumerate(shades(look))}
+    return "".join(f"--{name}:{colour};" for name, colour in colours.items())

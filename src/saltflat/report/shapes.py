@@ -34,7 +34,7 @@ class Line:
 class Surface:
     """Loss over a plane: alphas (a,), betas (b,), loss (a, b); ``mark`` names directions and examples.
 
-    ``places`` (steps, 2) are where a run came along, if the plane was laid through its way.
+    ``places`` (steps, 2) are where a run came along, as far as its way lies in this plane: a ``share`` of it.
     """
 
     alphas: Array
@@ -43,6 +43,7 @@ class Surface:
     mark: str
     status: str | None = None
     places: Array | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,18 @@ def _surface(arrays: dict[str, Any]) -> Surface:
     places = _numbers(arrays, "places", 2) if "places" in arrays else None
     if places is not None and places.shape[1] != 2:
         raise ValueError(f"places are pairs; these have {places.shape[1]} numbers")
-    return Surface(alphas, betas, loss, _mark(arrays), _status(arrays), places)
+    if places is not None and not np.isfinite(places).all():
+        raise ValueError("places are not finite")
+    return Surface(alphas, betas, loss, _mark(arrays), _status(arrays), places, _share(arrays))
+
+
+def _share(arrays: dict[str, Any]) -> float | None:
+    """How much of a way lies in a plane: one number, or one for each direction."""
+    given = np.asarray(arrays.get("share", ()))
+    if given.dtype.kind not in "fiu" or not given.size or given.size > 2:
+        return None
+    total = float(given.sum())
+    return total if 0 <= total <= 1 + 1e-6 else None
 
 
 def _spectrum(arrays: dict[str, Any]) -> Spectrum:

@@ -3,60 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
-from saltflat.report.chart import (
-    Axis,
-    Series,
-    all_of,
-    chart,
-    finite_range,
-    legend,
-    rounded,
-    set_axis,
-    sheet,
-    spans_decades,
-    tick,
-)
-from saltflat.report.draw import Picture
+from saltflat.report.chart import Axis, Series, all_of, finite_range, rounded, spans_decades, tick
+from saltflat.report.draw import Picture, of_lines
 from saltflat.report.folder import Kept
-from saltflat.report.look import Look
+from saltflat.report.groups import grouped, lines
 from saltflat.report.shapes import Array, Gradients
 from saltflat.runs.layout import number
 from saltflat.runs.measures import pairs
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MOST = 600  # points of a spectrum
 FLOOR = 1e-7  # of the highest density: below it the tails of the smoothing kernel fill the page
 
 
 def spectra(runs: Sequence[Kept]) -> Picture | None:
-    """The density of the Hessian's eigenvalues, on a logarithmic axis: the bulk is at 0, flat minima end early."""
-    found = [(place, run.name, run.shapes.spectrum.value) for place, run in enumerate(runs)]
-    there = [(place, name, *_peaks(s.grid, s.density)) for place, name, s in found if s is not None]
+    """The density of the Hessian's eigenvalues: the bulk is at 0, flat minima end early."""
+    there = [found for run in runs if (found := run.shapes.spectrum.value) is not None]
     if not there:
         return None
-    floor = FLOOR * max(finite_range(density)[1] for *_, density in there)
-    series = [
-        Series(place, name, grid, np.where(density > floor, density, np.nan))
-        for place, name, grid, density in there
-    ]
-    words = "; ".join(_reach_in_words(runs[s.place], s) for s in series)
-    return Picture(
+    floor = FLOOR * max(finite_range(found.density)[1] for found in there)
+
+    def curve(run: Kept) -> Series | None:
+        found = run.shapes.spectrum.value
+        if found is None:
+            return None
+        grid, density = _peaks(found.grid, found.density)
+        return Series(0, "", grid, np.where(density > floor, density, np.nan))
+
+    series = lines(grouped(runs), curve)
+    named = {run.name: run for run in runs}
+    words = "; ".join(_reach_in_words(named.get(s.name), s) for s in series)
+    return of_lines(
         "spectrum",
         "Spectral density of the Hessian",
         words,
-        lambda look: chart(look, series, x=Axis(label="eigenvalue"), y=Axis(label="density", log=True)),
+        series,
+        x=Axis(label="eigenvalue"),
+        y=Axis(label="density", log=True, switch=True),
     )
 
 
-def _reach_in_words(run: Kept, series: Series) -> str:
+def _reach_in_words(run: Kept | None, series: Series) -> str:
     """The largest eigenvalue as it was measured; the density is smoothed, and reaches further than any eigenvalue."""
-    largest = number((run.shapes.measures.value or {}).get("lambda_max"))
+    largest = None if run is None else number((run.shapes.measures.value or {}).get("lambda_max"))
     if largest is not None:
         return f"{series.name}: largest eigenvalue {rounded(largest, 4)}"
     low, high = finite_range(series.x[np.isfinite(series.y)])
@@ -73,45 +66,55 @@ def _peaks(grid: Array, density: Array) -> tuple[Array, Array]:
 
 def noise_tolerance(runs: Sequence[Kept]) -> Picture | None:
     """By how much the loss rises after so many steps' worth of DP noise, as the last phase adds it."""
-    series = []
-    for place, run in enumerate(runs):
+
+    def curve(run: Kept) -> Series | None:
         taken = pairs((run.shapes.measures.value or {}).get("noise_tolerance"))
-        if taken:
-            series.append(Series(place, run.name, [a for a, _ in taken], [b for _, b in taken]))
+        return Series(0, "", [a for a, _ in taken], [b for _, b in taken]) if taken else None
+
+    series = lines(grouped(runs), curve)
     if not series:
         return None
     log = spans_decades(all_of(series, lambda each: each.x))
+    named = {run.name: run for run in runs}
     words = "; ".join(
-        f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps ({_momentum(runs[s.place])})"
+        f"{s.name}: loss rises by {s.y[-1]:.3g} after {s.x[-1]:g} steps{_momentum(named.get(s.name))}"
         for s in series
     )
-    return Picture(
+    rises = all_of(series, lambda each: each.y)
+    return of_lines(
         "noise-tolerance",
         "Loss after steps of the last phase's noise alone",
         words,
-        lambda look: chart(
-            look, series, x=Axis(label="steps of noise", log=log), y=Axis(label="rise of the loss")
-        ),
+        series,
+        x=Axis(label="steps of noise, logarithmic" if log else "steps of noise", log=log),
+        y=Axis(label="rise of the loss", switch=bool((rises > 0).all())),
     )
 
 
-def _momentum(run: Kept) -> str:
+def _momentum(run: Kept | None) -> str:
     """What handed the noise on; files of earlier versions left momentum out, and must not be read as if it were in."""
+    if run is None:
+        return ""
     momentum = number((run.shapes.measures.value or {}).get("noise_momentum"))
-    return "momentum left out: measure anew" if momentum is None else f"momentum {momentum:g}"
+    return " (momentum left out: measure anew)" if momentum is None else f" (momentum {momentum:g})"
 
 
 def gradient_norms(runs: Sequence[Kept]) -> Picture | None:
     """How large single examples' gradients are: the share in each bin, bins drawn equally wide."""
-    found = [(place, run.name, run.shapes.gradients.value) for place, run in enumerate(runs)]
-    there = [(place, name, gradients) for place, name, gradients in found if gradients is not None]
+    there = [(run.name, found) for run in runs if (found := run.shapes.gradients.value) is not None]
     if not there:
         return None
-    return Picture(
+    edges = max((found.edges for _, found in there), key=len)
+    series = lines(grouped(runs), partial(_stairs, edges))
+    label = "norm (dashed uprights: clip norms; bins equally wide)"
+    x = Axis(label=label, ticks=_named_edges(edges), breaks=_breaks(edges))
+    return of_lines(
         "gradient-norms",
         "Norms of per-example gradients",
-        "; ".join(_share_in_words(name, gradients) for _, name, gradients in there),
-        lambda look: _histogram(look, there),
+        "; ".join(_share_in_words(name, found) for name, found in there),
+        series,
+        x=x,
+        y=Axis(label="share of examples", percent=True),
     )
 
 
@@ -121,32 +124,34 @@ def _share_in_words(name: str, gradients: Gradients) -> str:
     return f"{name}: {tick(gradients.clipped_share, percent=True)} are above the clip norm {gradients.clip_norm:g}"
 
 
-def _histogram(look: Look, found: Sequence[tuple[int, str, Gradients]]) -> Figure:
-    from matplotlib.lines import Line2D
-
-    figure, axes = sheet(legend=[name for _, name, _ in found])
-    edges = max((gradients.edges for *_, gradients in found), key=len)
+def _stairs(edges: Array, run: Kept) -> Series | None:
+    """The shares as steps over bins, each told by the norm at which it begins."""
+    found = run.shapes.gradients.value
+    if found is None:
+        return None
     bins = np.arange(len(edges), dtype=float)
-    for place, _, gradients in found:
-        style = {key: value for key, value in look.line(place).items() if key != "marker"}
-        places = np.interp(gradients.edges, edges, bins)
-        shares = np.append(gradients.counts, gradients.overflow)
-        shares = shares / max(shares.sum(), 1.0)
-        axes.stairs(shares, np.append(places, bins[-1] + 1), linewidth=1.7, **style)
-        if gradients.clip_norm is not None:
-            axes.axvline(float(np.interp(gradients.clip_norm, edges, bins)), linewidth=0.9, **style)
-    set_axis(axes, "x", Axis(label="norm (vertical lines: clip norms)"))
-    set_axis(axes, "y", Axis(label="share of examples", percent=True))
-    _ticks_at_edges(axes, edges)
-    axes.set_ylim(bottom=0)
-    lines = [Line2D([], [], **{**look.line(place), "marker": ""}) for place, *_ in found]
-    legend(figure, lines, [name for _, name, _ in found])
-    return figure
+    places = np.append(np.interp(found.edges, edges, bins), bins[-1] + 1)
+    shares = np.append(found.counts, found.overflow)
+    shares = shares / max(shares.sum(), 1.0)
+    clip = () if found.clip_norm is None else ((float(np.interp(found.clip_norm, edges, bins)), "clip norm"),)
+    inner = 1e-6  # a step goes up at its edge: two points at almost one place
+    x = np.stack([places[:-1], places[1:] - inner], axis=1).ravel()
+    return Series(0, "", x, np.repeat(shares, 2), at=clip, shown=np.repeat(found.edges, 2))
 
 
-def _ticks_at_edges(axes: Any, edges: Array) -> None:
+def _named_edges(edges: Array) -> tuple[tuple[float, str], ...]:
     """About five edges by name, and the bin of everything beyond the last."""
     count = len(edges) - 1
     shown = np.unique(np.linspace(0, 0.85 * count, min(count, 5)).round().astype(int))
-    names = [*(rounded(edges[k]) for k in shown), f"> {rounded(edges[-1])}"]
-    axes.set_xticks([*shown, count + 0.5], names)
+    return (*((float(k), rounded(edges[k])) for k in shown), (count + 0.5, f"> {rounded(edges[-1])}"))
+
+
+def _breaks(edges: Array) -> tuple[tuple[float, str], ...]:
+    """Where bins become wider, and how wide; the last holds everything beyond."""
+    widths = np.diff(edges)
+    found = [
+        (float(k + 1), f"bins of {rounded(b)}")
+        for k, (a, b) in enumerate(pairwise(widths))
+        if not np.isclose(a, b, rtol=1e-3)
+    ]
+    return (*found[:3], (float(len(edges) - 1), ""))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from saltflat.report.chart import (
     Axis,
     Series,
     all_of,
-    chart,
     finite_range,
     rounded,
     set_axis,
@@ -23,15 +23,17 @@ from saltflat.report.chart import (
     spans_decades,
     tick,
 )
-from saltflat.report.draw import Picture
+from saltflat.report.draw import Picture, of_lines
 from saltflat.report.folder import Kept, short_names
-from saltflat.report.look import MAP, Look
+from saltflat.report.groups import Group, grouped, lines, place_of
+from saltflat.report.look import Look
+from saltflat.report.maps import basin_levels, map_of, still
 from saltflat.report.shapes import Array, Line, Surface
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LEVELS = 13
+FEW = 8  # runs whose surfaces are drawn on one page
 STEP = Axis(label="distance, in filter norms")
 MOST = 41  # points along a side of the surface that turns; more would only make the page slow
 
@@ -52,8 +54,8 @@ class Scale:
         return np.where(np.isfinite(values), np.clip((values - low) / (high - low), 0, 1), np.nan)
 
     def levels(self) -> Array:
-        """Losses at equal distances in height."""
-        return (np.geomspace if self.log else np.linspace)(self.low, self.high, LEVELS)
+        """Three losses at equal distances in height."""
+        return (np.geomspace if self.log else np.linspace)(self.low, self.high, 3)
 
     def __str__(self) -> str:
         return f"{rounded(self.low)} to {rounded(self.high)}" + (", logarithmic" if self.log else "")
@@ -72,47 +74,75 @@ def common_scale(surfaces: Sequence[Surface]) -> Scale:
     return Scale(low, high, spans_decades(losses))
 
 
+def shown(runs: Sequence[Kept]) -> list[tuple[Group, Kept]]:
+    """The runs whose surfaces are drawn: all, or of many the first of each of the best recipes, :data:`FEW` at most."""
+    groups = grouped(runs)
+    every = [(group, run) for group in groups for run in group.runs if _has_surface(run)]
+    if len(every) <= FEW:
+        return every
+    firsts = [next(((group, run) for run in group.runs if _has_surface(run)), None) for group in groups]
+    there = [each for each in firsts if each is not None]
+    best = sorted(there, key=lambda each: -(each[0].accuracy or 0.0))[:FEW]
+    return [each for each in there if each in best]
+
+
+def _has_surface(run: Kept) -> bool:
+    return run.shapes.surface.value is not None or run.shapes.trajectory.value is not None
+
+
 def along_a_line(runs: Sequence[Kept]) -> list[Picture]:
     """Loss, and accuracy where it was taken, along one direction through each run's end."""
-    lines = [(place, run.name, run.shapes.line.value) for place, run in enumerate(runs)]
-    right = [
-        Series(place, name, line.alphas, line.accuracy)
-        for place, name, line in lines
-        if line is not None and line.accuracy is not None
-    ]
+    loss, right = partial(_line, "line", "loss"), partial(_line, "line", "accuracy")
+    groups = grouped(runs)
     return [
-        *_pictures("line-loss", "Loss along a direction", _losses(lines), x=STEP, percent=False),
-        *_pictures("line-accuracy", "Accuracy along a direction", right, x=STEP, percent=True),
+        *_pictures("line-loss", "Loss along a direction", lines(groups, loss), x=STEP, percent=False),
+        *_pictures("line-accuracy", "Accuracy along a direction", lines(groups, right), x=STEP, percent=True),
     ]
 
 
 def smoothed(runs: Sequence[Kept]) -> list[Picture]:
     """The same direction through the landscape that DPLIS sees: the loss averaged over jittered weights."""
-    lines = [(place, run.name, run.shapes.smoothed.value) for place, run in enumerate(runs)]
-    return _pictures(
-        "smoothed-loss", "Smoothed loss along a direction", _losses(lines), x=STEP, percent=False
-    )
+    found = lines(grouped(runs), partial(_line, "smoothed", "loss"))
+    return _pictures("smoothed-loss", "Smoothed loss along a direction", found, x=STEP, percent=False)
 
 
-def _losses(lines: Sequence[tuple[int, str, Line | None]]) -> list[Series]:
-    return [Series(place, name, line.alphas, line.loss) for place, name, line in lines if line is not None]
+def _line(part: str, what: str, run: Kept) -> Series | None:
+    line: Line | None = getattr(run.shapes, part).value
+    values = None if line is None else getattr(line, what)
+    return None if line is None or values is None else Series(0, "", line.alphas, values)
 
 
 def between_models(runs: Sequence[Kept]) -> list[Picture]:
-    """Loss and accuracy on the straight way from one model to another, 0 and 1 being the models."""
+    """Loss and accuracy on the straight way from one model to another, 0 and 1 being the models.
+
+    A way has the colour of the model that it leads to: the first one is at the start of all of them.
+    """
     made = next(
         (r.shapes.interpolation.value for r in runs if r.shapes.interpolation.value is not None), None
     )
     if made is None:
         return []
-    pairs = list(enumerate(_ways(made.names, runs)))
-    loss = [Series(k, name, made.alphas, made.loss[k]) for k, name in pairs]
-    right = [Series(k, name, made.alphas, made.accuracy[k]) for k, name in pairs if made.accuracy is not None]
+    ways, groups = _ways(made.names, runs), grouped(runs)
+    places = [_leads_to(name, runs, groups, k + 1) for k, name in enumerate(ways)]
+    pairs = list(zip(places, ways, strict=True))
+    loss = [Series(place, name, made.alphas, made.loss[k]) for k, (place, name) in enumerate(pairs)]
+    right = [
+        Series(place, name, made.alphas, made.accuracy[k])
+        for k, (place, name) in enumerate(pairs)
+        if made.accuracy is not None
+    ]
     way = Axis(label="from the first model (0) to the second (1)")
     return [
         *_pictures("between-loss", "Loss between models", loss, x=way, percent=False),
         *_pictures("between-accuracy", "Accuracy between models", right, x=way, percent=True),
     ]
+
+
+def _leads_to(way: str, runs: Sequence[Kept], groups: Sequence[Group], otherwise: int) -> int:
+    """The colour of the run at a way's end; one of its own if that run is not listed."""
+    end = way.split(" to ")[-1]
+    found = [run for run in runs if run.name == end]
+    return place_of(found[0], groups) if found else len(groups) + otherwise
 
 
 def _ways(names: Sequence[str], runs: Sequence[Kept]) -> list[str]:
@@ -126,10 +156,17 @@ def _pictures(key: str, title: str, series: Sequence[Series], *, x: Axis, percen
     """The picture of these series, if there are any."""
     if not series:
         return []
-    log = not percent and spans_decades(all_of(series, lambda each: each.y))
-    y = Axis(label="accuracy" if percent else "loss", percent=percent, log=log)
+    values = all_of(series, lambda each: each.y)
+    low, high = finite_range(values)
+    log = not percent and spans_decades(values)
+    y = Axis(
+        label="accuracy" if percent else "loss",
+        percent=percent,
+        log=log,
+        switch=not percent and low > 0 and high > 1.5 * low,
+    )
     words = "; ".join(f"{each.name}: {_ends(each, percent=percent)}" for each in series)
-    return [Picture(key, title, words, lambda look: chart(look, series, x=x, y=y))]
+    return [of_lines(key, title, words, series, x=x, y=y)]
 
 
 def _ends(series: Series, *, percent: bool) -> str:
@@ -138,85 +175,89 @@ def _ends(series: Series, *, percent: bool) -> str:
 
 
 def contours(runs: Sequence[Kept]) -> list[Picture]:
-    """A map of the loss around each run's end, all in the same colours."""
-    return _each(runs, "surface", _Kind("contours", "Loss around the end of {}", _contours))
+    """A map of the loss around each run's end, all with the same levels."""
+    return _each(runs, "surface", "contours", "Loss around the end of {}")
 
 
 def trajectories(runs: Sequence[Kept]) -> list[Picture]:
     """A map of the loss in the plane that each run's way lies in as nearly as possible, with the way."""
-    return _each(runs, "trajectory", _Kind("trajectory", "Way of {} through its own plane", _contours))
+    return _each(runs, "trajectory", "trajectory", "Way of {} through its own plane")
 
 
-def stills(runs: Sequence[Kept]) -> list[Picture]:
-    """The same as a surface seen from one side, for paper and for files."""
-    return _each(runs, "surface", _Kind("surface", "Loss surface of {}", _still))
+def stills(runs: Sequence[Kept], part: str = "surface") -> list[Picture]:
+    """The same as a surface seen from one side, for paper and for files; also of the plane of the way."""
+    if part == "surface":
+        return _each(runs, part, "surface", "Loss surface of {}")
+    return _each(runs, part, "way", "Way of {} over the plane that holds most of it")
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """One kind of picture of a surface."""
+def _each(runs: Sequence[Kept], part: str, key: str, title: str) -> list[Picture]:
+    """One picture for each run that is shown; ``key`` says of which kind."""
+    there = [(group, run, getattr(run.shapes, part).value) for group, run in shown(runs)]
+    found = [(group, run, surface) for group, run, surface in there if surface is not None]
+    if not found:
+        return []
+    surfaces = [surface for *_, surface in found]
+    scale, levels = common_scale(surfaces), basin_levels(surfaces)
+    number_of = {"surface": 0, "trajectory": len(_drawn(runs, "surface"))}  # as `turning` lists them
 
-    key: str
-    title: str
-    draw: Callable[[Look, Surface, Scale, str], Figure]
+    def picture(number: int, group: Group, run: Kept, surface: Surface) -> Picture:
+        named = title.format(run.name)
+        words = f"{named}: {_in_words(surface)}"
+        own = number_of[part] + number
+        if key in ("surface", "way"):
+            heights, ends = scale.heights(surface.loss), (rounded(scale.low), rounded(scale.high))
+            draw = lambda look: _still(look, surface, scale, run.name)
+            made = lambda: still(surface, heights, ends, words)
+        else:
+            draw = lambda look: _contours(look, surface, levels, run.name)
+            made = lambda: map_of(surface, levels, words, number=own)
+        names = ((group.place, run.name),)
+        place = next(k for k, each in enumerate(runs) if each is run) + 1
+        return Picture(f"{key}-{place}", named, _in_words(surface), draw, made, names)
 
-
-def _each(runs: Sequence[Kept], part: str, kind: _Kind) -> list[Picture]:
-    there = [(place, run, getattr(run.shapes, part).value) for place, run in enumerate(runs)]
-    found = [(place, run, surface) for place, run, surface in there if surface is not None]
-    scale = common_scale([surface for _, _, surface in found]) if found else None
-
-    def picture(place: int, run: Kept, surface: Surface) -> Picture:
-        assert scale is not None
-        return Picture(
-            f"{kind.key}-{place + 1}",
-            kind.title.format(run.name),
-            _in_words(surface),
-            lambda look: kind.draw(look, surface, scale, run.name),
-        )
-
-    return [picture(*each) for each in found]
+    return [picture(number, *each) for number, each in enumerate(found)]
 
 
 def _in_words(surface: Surface) -> str:
     low, high = finite_range(surface.loss)
     away = int((~np.isfinite(surface.loss)).sum())
     rest = f"; not finite at {away} of {surface.loss.size} points" if away else ""
+    if surface.places is not None and surface.share is not None:
+        rest += f"; the line is the way of training, of which this plane holds {100 * surface.share:.3g} %"
     return f"loss from {rounded(low)} to {rounded(high)}{rest}"
 
 
-def _contours(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
+def _contours(look: Look, surface: Surface, levels: Array, name: str) -> Figure:
+    from matplotlib.colors import BoundaryNorm, LinearSegmentedColormap
+
     figure, axes = sheet(legend=[name])
     loss = np.ma.masked_invalid(surface.loss.T)
-    settings: dict[str, Any] = {"levels": scale.levels()}
-    if scale.log:
-        from matplotlib.colors import LogNorm
-
-        settings["norm"] = LogNorm(scale.low, scale.high)
-    filled = axes.contourf(surface.alphas, surface.betas, loss, cmap=MAP, **settings)
+    colours = LinearSegmentedColormap.from_list("ramp", list(look.ramp), N=max(len(levels) - 1, 2))
+    settings: dict[str, Any] = {"levels": levels}
+    norm = BoundaryNorm(levels, colours.N)
+    filled = axes.contourf(surface.alphas, surface.betas, loss, cmap=colours, norm=norm, **settings)
     filled.set_edgecolor("face")  # else thin gaps between the bands
-    axes.contour(surface.alphas, surface.betas, loss, colors="#00000055", linewidths=0.5, **settings)
     if surface.places is not None:
         for colour, width in (("#000000", 2.6), ("#ffffff", 1.2)):  # seen on dark and on light ground
             axes.plot(*surface.places.T, color=colour, linewidth=width, marker=".", markersize=4 + width)
     axes.plot(0, 0, marker="o", markersize=5, color="#ffffff", markeredgecolor="#000000")
+    axes.set_xlim(*finite_range(surface.alphas))
+    axes.set_ylim(*finite_range(surface.betas))
     axes.grid(False)
-    axes.set_aspect("equal" if surface.places is None else "auto")
+    axes.set_aspect("equal" if surface.share is None or surface.places is None else "auto")
     axes.set_title(shortened(name), fontsize=9)
     set_axis(axes, "x", Axis(label="first direction"))
     set_axis(axes, "y", Axis(label="second direction"))
-    _colour_bar(figure, filled, axes, scale)
+    bar = figure.colorbar(filled, ax=axes, label="loss, at levels that show the basin", spacing="uniform")
+    every = max(1, (len(levels) - 1) // 4)
+    bar.ax.set_yticks(levels[::every], [rounded(value) for value in levels[::every]])
+    bar.ax.minorticks_off()
     return figure
 
 
-def _colour_bar(figure: Figure, filled: Any, axes: Any, scale: Scale) -> None:
-    shown = scale.levels()[:: (LEVELS - 1) // 4]
-    bar = figure.colorbar(filled, ax=axes, ticks=shown, label="loss")
-    bar.ax.minorticks_off()
-    bar.ax.set_yticks(shown, [rounded(value) for value in shown])
-
-
 def _still(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
+    from matplotlib.colors import LinearSegmentedColormap
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(WIDTH, HEIGHT + 0.6))
@@ -227,7 +268,7 @@ def _still(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
         first,
         second,
         scale.heights(small.loss),
-        cmap=MAP,
+        cmap=LinearSegmentedColormap.from_list("ramp", list(look.ramp)),
         vmin=0,
         vmax=1,
         rcount=MOST,
@@ -235,7 +276,7 @@ def _still(look: Look, surface: Surface, scale: Scale, name: str) -> Figure:
         linewidth=0.2,
     )
     room.set_zlim(0, 1)
-    room.set_zticks([0, 0.5, 1], [rounded(scale.levels()[k]) for k in (0, LEVELS // 2, -1)])
+    room.set_zticks([0, 0.5, 1], [rounded(value) for value in scale.levels()])
     room.view_init(elev=32, azim=-55)
     room.set_box_aspect((1, 1, 0.7), zoom=1.0)
     room.set_xticks(_three(small.alphas))
@@ -258,39 +299,52 @@ def thinned(surface: Surface) -> Surface:
         np.unique(np.linspace(0, size - 1, min(size, MOST)).round().astype(int))
         for size in surface.loss.shape
     )
-    return Surface(
-        surface.alphas[rows], surface.betas[columns], surface.loss[np.ix_(rows, columns)], surface.mark
+    return replace(
+        surface,
+        alphas=surface.alphas[rows],
+        betas=surface.betas[columns],
+        loss=surface.loss[np.ix_(rows, columns)],
     )
 
 
+def _drawn(runs: Sequence[Kept], part: str) -> list[tuple[Group, str, Surface]]:
+    """The surfaces of one kind that the page draws, in their order."""
+    there = [(group, run.name, getattr(run.shapes, part).value) for group, run in shown(runs)]
+    return [(group, name, surface) for group, name, surface in there if surface is not None]
+
+
 def turning(runs: Sequence[Kept]) -> dict[str, Any] | None:
-    """What the script of the page needs to draw surfaces that can be turned; None if there is no surface."""
-    found = [(run.name, run.shapes.surface.value) for run in runs]
-    there = [(name, thinned(surface)) for name, surface in found if surface is not None]
-    if not there:
+    """What the script of the page needs to draw surfaces that can be turned; None if there is no surface.
+
+    Those of random planes have one scale, those of the planes of ways another.
+    """
+    kinds = [_drawn(runs, part) for part in ("surface", "trajectory")]
+    if not any(kinds):
         return None
-    scale = common_scale([surface for _, surface in there])
+    scales = [common_scale([surface for *_, surface in each]) if each else None for each in kinds]
     return {
-        "low": rounded(scale.low),
-        "high": rounded(scale.high),
+        "scales": [
+            None if each is None else {"low": each.low, "high": each.high, "log": each.log} for each in scales
+        ],
         "surfaces": [
-            {
-                "name": name,
-                "x": _unit(surface.alphas),
-                "y": _unit(surface.betas),
-                "z": [_cells(row) for row in scale.heights(surface.loss)],
-            }
-            for name, surface in there
+            _turned(group, name, thinned(surface), kind)
+            for kind, each in enumerate(kinds)
+            for group, name, surface in each
         ],
     }
 
 
-def _unit(values: Array) -> list[float]:
-    """Places along an axis, moved to [-1, 1]."""
-    low, high = finite_range(values)
-    wide = (high - low) or 1.0
-    return [round(float(2 * (value - low) / wide - 1), 4) for value in values]
+def _turned(group: Group, name: str, surface: Surface, kind: int) -> dict[str, Any]:
+    return {
+        "name": name,
+        "run": group.place,
+        "scale": kind,
+        "x": [float(f"{value:.5g}") for value in surface.alphas],
+        "y": [float(f"{value:.5g}") for value in surface.betas],
+        "loss": [_cells(row) for row in surface.loss],
+        "way": [] if surface.places is None else surface.places.round(4).tolist(),
+    }
 
 
 def _cells(row: Array) -> list[float | None]:
-    return [round(float(value), 4) if np.isfinite(value) else None for value in row]
+    return [float(f"{value:.4g}") if np.isfinite(value) else None for value in row]

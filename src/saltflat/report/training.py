@@ -1,4 +1,4 @@
-"""Pictures of how runs went: accuracy against epsilon, accuracy and epsilon on the way."""
+"""Pictures of how runs went: accuracy against epsilon, accuracy and epsilon on the way, rounds of clients."""
 
 from __future__ import annotations
 
@@ -7,39 +7,44 @@ from functools import partial
 from itertools import pairwise
 
 from saltflat.privacy.limits import rounded_up
-from saltflat.report.chart import Axis, Series, chart, tick
-from saltflat.report.draw import Picture
+from saltflat.report.chart import Axis, Series, tick
+from saltflat.report.draw import Picture, of_lines
 from saltflat.report.folder import Kept
+from saltflat.report.groups import grouped, lines
 from saltflat.runs.layout import Reading
 
 ACCURACY = Axis(label="test accuracy", percent=True)
 EPSILON = Axis(label="epsilon")
+BANDS = "bands: one standard error around the mean of repeats"
 
 
 def accuracy_against_epsilon(runs: Sequence[Kept]) -> Picture | None:
     """The way of each run through (epsilon, accuracy); the large mark is its end, at the epsilon that counts."""
-    series = []
-    for place, run in enumerate(runs):
-        pairs = [
-            (r.epsilon, r.accuracy) for r in run.readings.value or () if None not in (r.epsilon, r.accuracy)
-        ]
-        end = (run.spent.epsilon, run.accuracy) if run.spent.known and run.accuracy is not None else None
-        if pairs or end:
-            series.append(Series(place, run.name, [e for e, _ in pairs], [a for _, a in pairs], end))  # type: ignore[arg-type]
-    if not series:
+    found = lines(grouped(runs), _against)
+    if not found or (len(found) == 1 and len(found[0].x) < 2):  # one point is no picture
         return None
     ends = [
-        f"{s.name} {'ended at' if runs[s.place].finished else 'has come to'} "
-        f"{tick(s.end[1], percent=True)} with epsilon {rounded_up(s.end[0], 4)}"
-        for s in series
+        f"{s.name} {_came(runs, s)} {tick(s.end[1], percent=True)} with epsilon {rounded_up(s.end[0], 4)}"
+        for s in found
         if s.end
     ]
-    return Picture(
-        "accuracy-epsilon",
-        "Test accuracy against epsilon",
-        "; ".join(ends) or "no run has an accuracy at its end and an epsilon",
-        lambda look: chart(look, series, x=EPSILON, y=ACCURACY),
-    )
+    words = "; ".join(ends) or "no run has an accuracy at its end and an epsilon"
+    title = "Test accuracy against epsilon"
+    return of_lines("accuracy-epsilon", title, words, found, x=EPSILON, y=ACCURACY)
+
+
+def _against(run: Kept) -> Series | None:
+    taken = run.readings.value or ()
+    pairs = [(r.epsilon, r.accuracy) for r in taken if r.epsilon is not None and r.accuracy is not None]
+    end = None
+    if run.spent.known and run.spent.epsilon is not None and run.accuracy is not None:
+        end = (run.spent.epsilon, run.accuracy)
+    return Series(0, "", [e for e, _ in pairs], [a for _, a in pairs], end) if pairs or end else None
+
+
+def _came(runs: Sequence[Kept], series: Series) -> str:
+    ended = [run.finished for run in runs if run.name == series.name]
+    return "has come to" if ended == [False] else "ended at"
 
 
 def accuracy_on_the_way(runs: Sequence[Kept]) -> Picture | None:
@@ -52,34 +57,55 @@ def epsilon_on_the_way(runs: Sequence[Kept]) -> Picture | None:
     return _on_the_way(runs, "epsilon", "Epsilon spent during training", EPSILON)
 
 
-def _on_the_way(runs: Sequence[Kept], what: str, title: str, axis: Axis) -> Picture | None:
+def clients_on_the_way(runs: Sequence[Kept]) -> list[Picture]:
+    """What the clip did to clients' updates over rounds, where their data was declared public."""
+    kinds = (
+        ("update_norm", "Mean norm of clients' updates before the clip", "mean norm"),
+        ("clip_factor", "Mean factor by which the clip shortens an update", "mean factor"),
+        ("inconsistency", "How far clients' factors are from their mean", "mean distance"),
+    )
+    found = [_on_the_way(runs, what, title, Axis(label=label), clock="round") for what, title, label in kinds]
+    return [picture for picture in found if picture is not None]
+
+
+def _on_the_way(runs: Sequence[Kept], what: str, title: str, axis: Axis, clock: str = "") -> Picture | None:
     taken = [each for run in runs for each in run.readings.value or ()]
-    clock = "epoch" if taken and all(each.epoch is not None for each in taken) else "step"
-    series = []
-    for place, run in enumerate(runs):
-        readings = [each for each in run.readings.value or () if getattr(each, what) is not None]
-        if readings:
-            at = [float(getattr(each, clock)) for each in readings]
-            values = [getattr(each, what) for each in readings]
-            series.append(Series(place, run.name, at, values, at=_changes(readings, clock)))
-    if not series:
+    whole = bool(taken) and all(each.epoch is not None for each in taken)
+    ticks = "step" if clock or not whole else "epoch"
+    found = lines(grouped(runs), partial(_curve, what, ticks))
+    if not any(len(series.x) > 1 for series in found):  # a single reading is no way
         return None
     number = partial(tick, percent=True) if axis.percent else partial(rounded_up, digits=4)
+    cut = {run.name for run in runs if run.last and getattr(run.last, what) is None}
     words = "; ".join(
-        f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock} {s.x[-1]:.4g}{_after(runs[s.place], what)}"
-        for s in series
+        f"{s.name}: from {number(s.y[0])} to {number(s.y[-1])}, {clock or ticks} {s.x[-1]:.4g}"
+        + (", then not a number" if s.name in cut else "")
+        for s in found
     )
-    return Picture(
-        f"{what}-training", title, words, lambda look: chart(look, series, x=Axis(label=clock), y=axis)
+    if any(s.error is not None for s in found):
+        words += f"; {BANDS}"
+    return of_lines(
+        f"{what.replace('_', '-')}-training", title, words, found, x=Axis(label=clock or ticks), y=axis
     )
 
 
-def _after(run: Kept, what: str) -> str:
-    """A word where the line ends before the run does."""
-    return ", then not a number" if run.last and getattr(run.last, what) is None else ""
+def _curve(what: str, clock: str, run: Kept) -> Series | None:
+    """One figure of a run over epochs or steps; a line that ends before the run does has no more numbers."""
+    readings = [each for each in run.readings.value or () if getattr(each, what) is not None]
+    if not readings:
+        return None
+    at = [float(getattr(each, clock)) for each in readings]
+    return Series(0, "", at, [getattr(each, what) for each in readings], at=_changes(run, readings, clock))
 
 
-def _changes(readings: Sequence[Reading], clock: str) -> tuple[float, ...]:
-    """Where the phase of a run changed."""
-    pairs = pairwise(readings)
-    return tuple(getattr(b, clock) for a, b in pairs if None not in (a.phase, b.phase) and a.phase != b.phase)
+def _changes(run: Kept, readings: Sequence[Reading], clock: str) -> tuple[tuple[float, str], ...]:
+    """Where the phase of a run changed, and to which method."""
+    methods = run.setting("method").split(", then ")
+    found = []
+    for one, two in pairwise(readings):
+        if one.phase is not None and two.phase is not None and one.phase != two.phase:
+            known = max(one.phase, two.phase) < len(methods)
+            names = (methods[one.phase], methods[two.phase]) if known else (f"{one.phase}", f"{two.phase}")
+            said = f"phase {two.phase + 1}: {names[0]} → {names[1]}"
+            found.append((float(getattr(two, clock)), said))
+    return tuple(found)

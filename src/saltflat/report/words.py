@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from saltflat.privacy.limits import rounded_up
+from saltflat.privacy.record.costs import words as cost_words
 from saltflat.privacy.record.statement import Statement
 from saltflat.report.chart import tick
 from saltflat.report.folder import Kept, Spent, in_words
@@ -53,12 +54,15 @@ def adjacency(run: Kept) -> str:
 
 
 def sampling(run: Kept) -> str:
-    """How examples are drawn; the ledger's rates are those of Poisson sampling."""
+    """How units are drawn; a ledger's pairs are those of Poisson sampling."""
     said = text((run.statement.value or {}).get("sampling"))
     if said or run.ledger.value is None:
         return said or UNKNOWN
-    rates = sorted({rate for rate, _ in run.ledger.value.history.steps()})
-    return "Poisson sampling at rate " + ", ".join(f"{rate:g}" for rate in rates) if rates else UNKNOWN
+    steps = run.ledger.value.history.steps()
+    rates = sorted({cost[0] for cost in steps if isinstance(cost, tuple)})
+    found = ["Poisson sampling at rate " + ", ".join(f"{rate:g}" for rate in rates)] if rates else []
+    found += dict.fromkeys(cost_words(cost) for cost in steps if not isinstance(cost, tuple))
+    return "; ".join(found) or UNKNOWN
 
 
 def state(run: Kept) -> str:

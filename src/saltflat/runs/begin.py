@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from saltflat.errors import DataError, SaltflatError, SettingError
 from saltflat.privacy import read as read_ledger
@@ -14,6 +15,12 @@ from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe, read
 from saltflat.runs.identity import begin_identity, identity_of
 from saltflat.runs.layout import CHECKPOINTS, IDENTITY, MARKS, Folder, head_of
+
+
+class Written(Protocol):
+    """What decides a run and can be written down: a `Recipe`, or that of another kind of run."""
+
+    def as_toml(self) -> str: ...
 
 
 class Taken(SettingError):
@@ -30,7 +37,7 @@ class Busy(SettingError):
         super().__init__(f"another process works in {folder.path}; wait for it, or give another --out")
 
 
-def begin(folder: Folder, recipe: Recipe) -> None:
+def begin(folder: Folder, recipe: Written) -> None:
     """Make the folder and write the recipe down; a folder with a run in it is refused.
 
     *Guarantee*: of several that begin in one folder at once, one does.
@@ -39,7 +46,7 @@ def begin(folder: Folder, recipe: Recipe) -> None:
     _write(folder, recipe)
 
 
-def _write(folder: Folder, recipe: Recipe) -> None:
+def _write(folder: Folder, recipe: Written) -> None:
     try:
         durable.create(folder.recipe, recipe.as_toml().encode())
     except FileExistsError:
@@ -64,7 +71,7 @@ def resumed(folder: Folder) -> Recipe:
 
 
 @contextmanager
-def begun(folder: Folder, recipe: Recipe, ledger: Path) -> Iterator[None]:
+def begun(folder: Folder, recipe: Written, ledger: Path) -> Iterator[None]:
     """Begin a run that is charged to ``ledger``; whatever ends it before its first charge, it was never there.
 
     What a start left that was killed before its first charge is taken away first.
@@ -77,7 +84,7 @@ def begun(folder: Folder, recipe: Recipe, ledger: Path) -> Iterator[None]:
     name = str(folder.path)
     folders = _not_there(folder.path)
     files = [file for file in (ledger, head_of(ledger)) if not file.exists()]
-    made = [file for file in (folder.recipe, folder.path / IDENTITY) if not file.exists()]
+    made = [file for file in (folder.recipe, folder.path / IDENTITY, folder.clients) if not file.exists()]
     before = _charges(ledger, name)
     try:
         _make(folder)
@@ -142,7 +149,7 @@ def _clear(folder: Folder, ledger: Path) -> None:
             raise Taken(folder) from None
         if not dropped:
             raise Taken(folder)
-        for file in (folder.recipe, folder.path / IDENTITY):
+        for file in (folder.recipe, folder.path / IDENTITY, folder.clients):
             file.unlink(missing_ok=True)
 
 

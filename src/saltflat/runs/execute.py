@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save
 from torch import nn
+from torch.nn import functional as F
 
+from saltflat.clipping import as_clip
 from saltflat.core.plan import Plan
-from saltflat.core.resume import Checkpoints
+from saltflat.core.resume import Checkpoints, as_begun
+from saltflat.core.sampling import Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Progress, Running, train
 from saltflat.data import Examples, Form, Split
+from saltflat.errors import PrivacyError
+from saltflat.features import described
+from saltflat.federated.clients import Clients
+from saltflat.federated.measured import clipping_of
+from saltflat.landscape.access import PUBLIC, Access
 from saltflat.privacy.record import durable
+from saltflat.privacy.record.checkpoint import numbers
 from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe
-from saltflat.recipes.build import check_shapes, loss_of, network_of
+from saltflat.recipes.build import check_shapes, contribution_of, draft_of, network_of, warmed, with_pools
 from saltflat.runs.begin import begun, held
+from saltflat.runs.clients import keep_clients, units_of
+from saltflat.runs.evaluation import Evaluation, name_of
 from saltflat.runs.identity import identity_of
-from saltflat.runs.layout import Folder, Reading, add_reading
+from saltflat.runs.layout import Before, Folder, Reading, StageOf, add_reading, before
+from saltflat.runs.layout import readings as read_readings
+from saltflat.runs.stages import Ready, Told, add_stage, check_taken_out, prepared
+from saltflat.runs.weights import keep_point
 
-READINGS = 20  # how often in a run the test accuracy is taken
+READINGS = 20  # how often in a run the test accuracy is taken,
+ROUNDS = 50  # and in one whose steps are rounds of clients
 
 
 def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
@@ -46,6 +64,8 @@ class Outcome:
     error: float | None  # the same where targets are numbers, in their own unit
     statement: Statement
     on_record: float  # epsilon in the ledger at the statement's delta: other runs on this data included
+    perplexity: float | None = None  # where targets are words; the accuracy is then the share of words
+    before: Before | None = None  # what came before the private phase, and every stage's accuracy
 
 
 def execute(
@@ -57,41 +77,92 @@ def execute(
     resume: bool = False,
     ledger: Path | None = None,
     device: str = "cpu",
+    workers: int = 0,
     watch: Callable[[Progress], None] = lambda progress: None,
     told: Callable[[Reading], None] = lambda reading: None,
+    access: Access | None = None,
+    infinity: Access | None = None,
+    preparing: Told = lambda what, done, of: None,
 ) -> Outcome:
     """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
+    ``workers`` processes train clients that cannot be trained in stacks; 0: this one.
+    What the recipe puts before the private phase comes first (``preparing`` is told of it), and costs nothing.
+    With ``access``, which declares the clients' data `PUBLIC`, readings also say what the clip does to their updates.
+    With ``infinity``, which declares the training examples so, the same training without noise is done too.
+
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
     recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
-    before its first charge leaves the folder as it was.
+    before its first charge leaves the folder as it was, but for what was made from public examples.
     """
-    check_shapes(recipe, Form(split.shape, split.classes, split.span))
-    model = network_of(recipe).to(device)
-    contribution = loss_of(recipe, model)
-    units, test = split.train.to(device), replace(split, test=split.test.to(device))
+    if infinity not in (None, PUBLIC):
+        raise PrivacyError("a training without noise is kept in a run's folder only of data declared PUBLIC")
+    check_shapes(recipe, Form(split.shape, split.classes, split.span, split.words))
+    check_taken_out(recipe, split)
+    often = 1 if recipe.clients else max(1, recipe.spare // 2)
+    checkpoints = Checkpoints(folder.checkpoints, every=often)
+    plan = as_begun(checkpoints, plan) if resume else plan
+    model = network_of(recipe)
+    begun_before = resume and bool(numbers(folder.checkpoints))  # then the weights are in a checkpoint
+    model = (model if begun_before else warmed(recipe, model)).to(device)
+    contribution = contribution_of(recipe, model, workers=workers)
+    test = replace(split, test=split.test.to(device))
     start = held(folder) if resume else begun(folder, recipe, ledger or folder.ledger)
-    with start, _charged(recipe, plan, folder, ledger) as (book, run):
-        readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run)
-
-        def after(progress: Progress) -> None:
-            watch(progress)
-            reading = readings.after(progress)
-            if reading is not None:
-                add_reading(folder.metrics, reading)
-                told(reading)
-
-        running = Running(
-            physical=recipe.physical,
-            checkpoints=Checkpoints(folder.checkpoints, every=max(1, recipe.spare // 2)),
-            watch=after,
-        )
-        train(plan, contribution, units, safeguards=Safeguards(meter=run), running=running)
-        event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
-    statement = state(event, Declared(delta=recipe.delta, size=plan.size))
+    with start:
+        ready = prepared(recipe, split, folder, model, told=preparing)
+        plan = with_pools(plan, ready.pools)
+        with _charged(recipe, plan, folder, ledger, unit=contribution.unit) as (book, run):
+            units = units_of(recipe, split, folder if resume else None, device=device)
+            if isinstance(units, Clients):
+                keep_clients(recipe, units, folder)
+            updates = None if access is None else partial(_updates, plan, contribution, units, access)
+            readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run, updates)
+            after = partial(_noted, readings, folder, watch, told)
+            running = Running(physical=recipe.physical, checkpoints=checkpoints, watch=after)
+            train(plan, contribution, units, safeguards=Safeguards(meter=run), running=running)
+            event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
+        if infinity is not None:
+            _without_noise(recipe, plan, test, folder, units)
+    statement = state(
+        event, _declared(recipe, plan, folder, ready, contribution.unit), adjacency=plan.relation
+    )
+    keep_evaluation(folder, model, test, recipe.physical)
     finish(folder, model, statement)
-    right, error = scores(model, test, recipe.physical)
-    return Outcome(right, error, statement, on_record)
+    right, error, perplexity = scores(model, test, recipe.physical)
+    add_stage(folder, StageOf("private phase", "private", statement.epsilon, right))
+    return Outcome(right, error, statement, on_record, perplexity, before(folder))
+
+
+def _declared(recipe: Recipe, plan: Plan, folder: Folder, ready: Ready, unit: str) -> Declared:
+    """What the run declares: what was released, and which examples were used as public ones."""
+    mine = [id(pool) for pool in ready.pools.values()]
+    own = tuple(each.described for each in plan.public if id(each) not in mine)
+    return Declared(
+        delta=recipe.delta,
+        size=plan.size,
+        unit=unit,
+        released=_released(folder),
+        public=(*ready.used, *own, *_first_weights(recipe)),
+        features=described(recipe.features),
+    )
+
+
+def _without_noise(recipe: Recipe, plan: Plan, split: Split, folder: Folder, units: Units) -> None:
+    """The same training from the same warm weights, clipped but without noise: what epsilon infinity would reach.
+
+    *Guarantee*: none; the accuracy is kept as that of a run that is not private, and the statement says so. Only of
+    data that was declared `PUBLIC`, which is looked at before anything begins.
+    """
+    model = warmed(recipe, network_of(recipe)).to(split.test.inputs.device)
+    ready = prepared(recipe, split, folder, model)
+    draft = draft_of(recipe, plan.size)
+    quiet = tuple(replace(phase, noise_multiplier=0.0) for phase in draft.phases)
+    bare = with_pools(replace(draft, phases=quiet), ready.pools)
+    begun_at = time.perf_counter()
+    train(bare, contribution_of(recipe, model), units, running=Running(physical=recipe.physical))
+    right, _, _ = scores(model, split, recipe.physical)
+    seconds = time.perf_counter() - begun_at
+    add_stage(folder, StageOf("private phase without noise", "without noise", None, right, seconds))
 
 
 @dataclass
@@ -103,6 +174,7 @@ class _Readings:
     split: Split
     probe: nn.Module  # a second network, so that the one in training is left alone
     run: Run
+    updates: Callable[[Progress], dict[str, float]] | None = None
     at: int | None = None
     when: float = 0.0
 
@@ -110,11 +182,13 @@ class _Readings:
         now = time.perf_counter()
         if self.at is None:
             self.at, self.when = progress.step, now
-        every = max(1, self.plan.steps // READINGS)
+        every = max(1, self.plan.steps // (ROUNDS if self.recipe.clients else READINGS))
         if progress.step % every and progress.step != self.plan.steps:
             return None
         taken, seconds = progress.step - self.at, now - self.when
-        right, error = scores(_with(progress.ending, self.probe), self.split, self.recipe.physical)
+        right, error, perplexity = scores(
+            _with(progress.ending, self.probe), self.split, self.recipe.physical
+        )
         reading = Reading(
             step=progress.step,
             epoch=progress.step * self.plan.rate,
@@ -122,24 +196,75 @@ class _Readings:
             epsilon=self.run.epsilon(self.recipe.delta),
             accuracy=right,
             error=error,
+            perplexity=perplexity,
             seconds=seconds,
             examples_per_second=self.plan.expected_units * taken / seconds if taken else 0.0,
+            **(self.updates(progress) if self.updates else {}),
         )
         self.at, self.when = progress.step, time.perf_counter()
         return reading
 
 
+def _noted(
+    readings: _Readings,
+    folder: Folder,
+    watch: Callable[[Progress], None],
+    told: Callable[[Reading], None],
+    progress: Progress,
+) -> None:
+    """After a step: whoever watches is told, and a reading is kept when it is time for one."""
+    watch(progress)
+    reading = readings.after(progress)
+    if reading is not None:
+        add_reading(folder.metrics, reading)
+        keep_point(folder, progress.step, progress.ending)
+        told(reading)
+
+
+def _updates(
+    plan: Plan, contribution: Any, units: Units, access: Access, progress: Progress
+) -> dict[str, float]:
+    """What the clip of the step at hand does to all clients' updates; no epsilon covers it."""
+    if access is not PUBLIC:
+        raise PrivacyError(
+            "clients' update norms are kept in a run's folder only where their data is declared PUBLIC"
+        )
+    clip_norm = as_clip(plan.phases[progress.phase].clip_norm).sensitivity
+    found = clipping_of(
+        contribution.at(progress.step), progress.params, units, clip_norm=clip_norm, access=access
+    )
+    mean = float(found.norms.mean()) if len(found.norms) else 0.0
+    return {"update_norm": mean, "clip_factor": found.factor, "inconsistency": found.inconsistency}
+
+
+def _released(folder: Folder) -> tuple[str, ...]:
+    """What leaves the trusted side: as usual, and what was measured without noise of data declared public."""
+    usual = ["the final weights", "every intermediate update"]
+    metrics, said = folder.metrics, before(folder)
+    if metrics.exists() and any(each.clip_factor is not None for each in read_readings(metrics)[0]):
+        usual.append("the mean norms of clients' updates, without noise, as their data was declared public")
+    if said is not None and said.stage("without noise") is not None:
+        usual.append(
+            "the test accuracy of the same training without noise, as the examples were declared public"
+        )
+    return tuple(usual)
+
+
 @contextmanager
-def _charged(recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None) -> Iterator[tuple[Ledger, Run]]:
-    """The ledger, and the folder's run in it; few steps are reserved at a time, as a crash wastes them.
+def _charged(
+    recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str
+) -> Iterator[tuple[Ledger, Run]]:
+    """The ledger, and the folder's run in it; few steps are reserved at a time, as a crash wastes them: one round.
 
     The run is known by its identity, wherever the folder is; the path is there for people to read.
     """
     budget = None if shared is not None else _budget(recipe, plan)
-    block, identity = max(1, recipe.spare // 4), identity_of(folder.path)
+    block, identity = 1 if recipe.clients else max(1, recipe.spare // 4), identity_of(folder.path)
     with (
         Ledger.open(shared or folder.ledger, dataset=recipe.data, budget=budget) as book,
-        book.run(str(folder.path), unit="example", block=block, identity=identity) as run,
+        book.run(
+            str(folder.path), unit=unit, adjacency=plan.adjacency, block=block, identity=identity
+        ) as run,
     ):
         yield book, run
 
@@ -152,12 +277,26 @@ def _budget(recipe: Recipe, plan: Plan) -> Budget | None:
     return Budget(epsilon=recipe.epsilon, delta=recipe.delta, order=order)
 
 
-def accuracy(model: nn.Module, examples: Examples, size: int) -> float:
-    """The share of public examples whose largest output is the label."""
+def hits(model: nn.Module, examples: Examples, size: int) -> Evaluation:
+    """Of each public example, whether its largest output is the label."""
     model.eval()
     with torch.no_grad():
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in examples.batches(size))
-    return right / examples.count
+        right = torch.cat([model(x).argmax(1) == y for x, y in examples.batches(size)])
+    return Evaluation(name_of(examples.targets.cpu().numpy()), right.cpu().numpy())
+
+
+def accuracy(model: nn.Module, examples: Examples, size: int) -> float:
+    """The share of public examples whose largest output is the label."""
+    return hits(model, examples, size).hits / examples.count
+
+
+def keep_evaluation(folder: Folder, model: nn.Module, split: Split, size: int) -> None:
+    """Keep which public test examples the model is right on; nothing where there are none, or targets are no classes.
+
+    Words of one text depend on each other, so a bit for each would say more than it means.
+    """
+    if split.test.count and split.span is None and not split.words:
+        durable.replace(folder.evaluation, hits(model, split.test, size).as_json().encode())
 
 
 def rms_error(model: nn.Module, examples: Examples, span: tuple[float, float], size: int) -> float:
@@ -168,13 +307,41 @@ def rms_error(model: nn.Module, examples: Examples, span: tuple[float, float], s
     return (total / examples.count) ** 0.5 * (span[1] - span[0]) / 2  # targets lie in [-1, 1]
 
 
-def scores(model: nn.Module, split: Split, size: int) -> tuple[float | None, float | None]:
-    """The accuracy on the test examples, or their error where targets are numbers; neither where there are none."""
+def next_words(model: nn.Module, examples: Examples, size: int) -> tuple[float, float]:
+    """Accuracy and perplexity over all words of public examples; padding counts nothing.
+
+    The perplexity is exp(mean loss of a word), which is 2 to the mean of -log2 p.
+    """
+    right, loss, count = 0, 0.0, 0
+    model.eval()
+    with torch.no_grad():
+        for inputs, targets in examples.batches(size):
+            real = targets != 0
+            logits = model(inputs)[real]
+            loss += float(F.cross_entropy(logits, targets[real], reduction="sum"))
+            right += int((logits.argmax(1) == targets[real]).sum())
+            count += int(real.sum())
+    return right / max(1, count), math.exp(min(700.0, loss / max(1, count)))
+
+
+def scores(model: nn.Module, split: Split, size: int) -> tuple[float | None, float | None, float | None]:
+    """Accuracy on the test examples, the error where targets are numbers, the perplexity where they are words.
+
+    None for what there is not.
+    """
     if split.test.count == 0:
-        return None, None
+        return None, None, None
     if split.span is not None:
-        return None, rms_error(model, split.test, split.span, size)
-    return accuracy(model, split.test, size), None
+        return None, rms_error(model, split.test, split.span, size), None
+    if split.words:
+        right, perplexity = next_words(model, split.test, size)
+        return right, None, perplexity
+    return accuracy(model, split.test, size), None, None
+
+
+def _first_weights(recipe: Recipe) -> tuple[str, ...]:
+    """What the statement says of a warm start."""
+    return (f"the first weights, read from {Path(recipe.start).name}",) if recipe.start else ()
 
 
 def _with(params: dict[str, torch.Tensor], model: nn.Module) -> nn.Module:

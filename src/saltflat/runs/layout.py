@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 RECIPE = "recipe.toml"
 IDENTITY = "identity.txt"
+CLIENTS = "clients.npz"
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
 STATEMENT = "statement.json"
@@ -26,8 +27,21 @@ STATEMENT_TEXT = "statement.txt"
 MODEL = "model.safetensors"
 CHECKPOINTS = "checkpoints"
 TENSORBOARD = "tensorboard"
+EVALUATION = "evaluation.json"  # see `saltflat.runs.evaluation`
+PATH = "path"  # released weights on the way, of a small network: a file for each reading
+REPEATS = "repeats.json"  # in a folder of several runs of one recipe: see `saltflat.runs.repeats`
+SYNTHETIC = (
+    "synthetic"  # samples of a generator and what they were found to be: see `saltflat.runs.synthetic`
+)
 LANDSCAPE = "landscape"
 MEASURES = "measures.json"  # in LANDSCAPE
+PUBLIC = "public"
+STAGES = "stages.json"  # in PUBLIC: what came before the private phase, and every stage's accuracy
+SAMPLES = "samples.npz"  # in PUBLIC: some images of each kind, uint8 (n, channels, height, width), for people to see
+NUMBERS = "public.npz"  # in PUBLIC: which training examples were public
+MADE = "synthetic.npz"  # in PUBLIC: all that the generator made, with labels
+WARM = "warm.safetensors"  # in PUBLIC: the weights after the warm-up
+GENERATOR = "generator"  # in PUBLIC: a folder of checkpoints
 
 MARKS = (RECIPE, METRICS, STATEMENT, LEDGER, MODEL, LANDSCAPE)
 """What tells a folder with a run from any other."""
@@ -54,6 +68,7 @@ class Folder:
     path: Path
 
     recipe = _Inside(RECIPE)
+    clients = _Inside(CLIENTS)
     ledger = _Inside(LEDGER)
     metrics = _Inside(METRICS)
     statement = _Inside(STATEMENT)
@@ -61,7 +76,12 @@ class Folder:
     model = _Inside(MODEL)
     checkpoints = _Inside(CHECKPOINTS)
     tensorboard = _Inside(TENSORBOARD)
+    evaluation = _Inside(EVALUATION)
+    way = _Inside(PATH)
+    repeats = _Inside(REPEATS)
+    synthetic = _Inside(SYNTHETIC)
     landscape = _Inside(LANDSCAPE)
+    public = _Inside(PUBLIC)
 
     @property
     def empty(self) -> bool:
@@ -88,7 +108,15 @@ class Reading:
     accuracy: float | None = None  # of the weights that the run would end with, on the public test examples
     error: float | None = None  # the same where targets are numbers: root mean square, in their own unit
     seconds: float | None = None  # since the reading before
-    examples_per_second: float | None = None  # expected ones: how many were drawn stays private
+    examples_per_second: float | None = None  # expected ones, or clients: how many were drawn stays private
+    update_norm: float | None = (
+        None  # mean over clients before the clip; without noise, of data declared public
+    )
+    clip_factor: float | None = None  # the same of min(1, clip norm / norm),
+    inconsistency: float | None = None  # and of how far each client's factor is from that mean
+    perplexity: float | None = (
+        None  # where targets are words: exp of the mean loss over the test examples' words
+    )
 
 
 def add_reading(metrics: Path, reading: Reading) -> None:
@@ -170,3 +198,65 @@ def as_npz(arrays: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **dict(arrays))
     return buffer.getvalue()
+
+
+# What came before the private phase
+
+KINDS = ("start", "warm-up", "private", "without noise")
+
+
+@dataclass(frozen=True)
+class StageOf:
+    """A stage of a run that uses public examples, and how its weights did on the test examples.
+
+    ``epsilon`` is 0 before the private phase, that of the run after it, and None (infinity) for the training without
+    noise, which is not private and is there for comparison.
+    """
+
+    name: str
+    kind: str  # one of KINDS
+    epsilon: float | None
+    accuracy: float | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Before:
+    """What came before the private phase of a run: in which scenario, from which examples, how good it was."""
+
+    scenario: str  # Cold, Warm, WarmSyn, WarmRandom or Extended
+    provenance: tuple[str, ...] = ()  # which examples were used as public ones, in words
+    stages: tuple[StageOf, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of what was made, beside the public examples
+    outline: Mapping[str, Any] = field(default_factory=dict)  # the settings that decided all of it
+
+    def as_json(self) -> bytes:
+        return (json.dumps({"format": 1, **asdict(self)}, indent=1, allow_nan=False) + "\n").encode()
+
+    def stage(self, kind: str) -> StageOf | None:
+        """The last stage of a kind."""
+        return next((each for each in reversed(self.stages) if each.kind == kind), None)
+
+
+def before(folder: Folder) -> Before | None:
+    """What came before the private phase; None where there is nothing, or nothing that can be read.
+
+    What another version wrote, or a damaged file, is passed over entry by entry.
+    """
+    try:
+        found = json.loads((folder.public / STAGES).read_bytes())
+        stages = tuple(each for each in map(_stage, found["stages"]) if each is not None)
+        metrics = {
+            str(k): v for k, v in ((k, number(v)) for k, v in found["metrics"].items()) if v is not None
+        }
+        said = tuple(str(each) for each in found["provenance"])
+        return Before(str(found["scenario"]), said, stages, metrics, dict(found.get("outline") or {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _stage(entry: Any) -> StageOf | None:
+    if not isinstance(entry, dict) or entry.get("kind") not in KINDS:
+        return None
+    numbers = {name: number(entry.get(name)) for name in ("epsilon", "accuracy", "seconds")}
+    return StageOf(str(entry.get("name", "")), entry["kind"], **numbers)

@@ -10,10 +10,10 @@ from torch import nn
 
 from saltflat.core.plan import Plan
 from saltflat.core.train import put
-from saltflat.data import official_size
 from saltflat.errors import DataError
 from saltflat.privacy.record.statement import Statement, from_json
 from saltflat.recipes import Recipe, network_of, plan_of
+from saltflat.recipes.build import size_of
 from saltflat.runs.layout import Folder
 from saltflat.runs.weights import subject
 
@@ -30,7 +30,7 @@ class Loaded:
     @cached_property
     def plan(self) -> Plan:
         """What ran, with its noise; worked out when it is first asked for."""
-        return plan_of(self.recipe, self.recipe.size or official_size(self.recipe.data))
+        return plan_of(self.recipe, size_of(self.recipe))
 
 
 def load_run(folder: str | Path) -> Loaded:

@@ -24,6 +24,8 @@ class Entry:
     same: bool = False  # whether runs must agree in it to be compared
     card: bool = False  # whether it goes into a model card
     detail: bool = False  # how it was taken rather than what was found: for the report, not for the terminal
+    better: int = 0  # -1: lower is flatter, or better; 1: higher is better; 0: neither by itself
+    words: str = ""  # what it is, in a sentence
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,32 @@ class Part:
     usual: bool = True  # whether it is measured unless other parts are asked for
     between: bool = False  # whether it lies between the first run and each other one
     passes: Callable[[Effort], int] = lambda effort: 1  # over the examples, as expected: for a bar
+    weight: float = 1.0  # what a pass of it takes, in forward passes: for the same bar
 
 
 COMMON = (
-    Entry("accuracy", "accuracy", percent=True),
-    Entry("loss", "loss", card=True),
-    Entry("weight_norm", "weight norm", card=True),
+    Entry(
+        "accuracy",
+        "accuracy",
+        percent=True,
+        error="accuracy_error",
+        better=1,
+        words="Share of these examples whose class was found.",
+    ),
+    Entry(
+        "loss",
+        "loss",
+        error="loss_error",
+        card=True,
+        better=-1,
+        words="Mean cross-entropy; compare flatness at similar loss.",
+    ),
+    Entry(
+        "weight_norm",
+        "weight norm",
+        card=True,
+        words="Length of all weights: larger weights look flatter without being so.",
+    ),
     Entry("data", "data", same=True, detail=True),
     Entry("split", "split", same=True, detail=True),
     Entry("status", "status", detail=True),
@@ -69,43 +91,95 @@ _IN_ORDER = (  # in the order in which they are measured
         "eigenvalues",
         "largest eigenvalues of the Hessian, their ratio, its norm",
         (
-            Entry("lambda_max", "largest Hessian eigenvalue", card=True),
-            Entry("lambda_5", "fifth Hessian eigenvalue"),
-            Entry("ratio", "largest / fifth eigenvalue", card=True),
-            Entry("hessian_norm", "Hessian norm"),
+            Entry(
+                "lambda_max",
+                "largest Hessian eigenvalue",
+                error="lambda_max_error",
+                card=True,
+                better=-1,
+                words="Curvature in the steepest direction around the weights.",
+            ),
+            Entry(
+                "lambda_5",
+                "fifth Hessian eigenvalue",
+                better=-1,
+                words="Curvature in the fifth steepest direction: whether one direction stands out.",
+            ),
+            Entry(
+                "ratio",
+                "largest / fifth eigenvalue",
+                card=True,
+                words="How much steeper the steepest direction is than the fifth.",
+            ),
+            Entry(
+                "hessian_norm",
+                "Hessian norm",
+                better=-1,
+                words="Largest curvature of either sign.",
+            ),
             Entry("products", "products with the Hessian, for the eigenvalues", detail=True),
             Entry("hessian", "products with the Hessian by", detail=True),
         ),
         passes=lambda effort: effort.steps,
+        weight=4.0,
     ),
     Part(
         "trace",
         "trace of the Hessian, with standard error",
-        (Entry("trace", "Hessian trace", error="trace_error", card=True),),
+        (
+            Entry(
+                "trace",
+                "Hessian trace",
+                error="trace_error",
+                card=True,
+                better=-1,
+                words="Curvature summed over all directions; its error is that of the random probes.",
+            ),
+        ),
         passes=lambda effort: effort.probes,
+        weight=4.0,
     ),
     Part(
         "spectrum",
         "density of all eigenvalues",
         file="spectrum.npz",
         passes=lambda effort: 5 * effort.steps,
+        weight=4.0,
     ),
     Part(
         "sharpness",
         "(C_eps, A)-sharpness",
         (
-            Entry("sharpness", "(C_eps, A)-sharpness, %", card=True),
+            Entry(
+                "sharpness",
+                "(C_eps, A)-sharpness, %",
+                error="sharpness_error",
+                card=True,
+                better=-1,
+                words="Largest rise of the loss in a small box around the weights, relative to 1 + loss.",
+            ),
             Entry("sharpness_solver", "solver of the sharpness", same=True, detail=True),
         ),
         passes=lambda effort: 40,
+        weight=3.0,
     ),
     Part(
         "gaps",
         "rise of the loss uphill, scale-free uphill, and on the average at a distance",
         (
-            Entry("sam_gap", "SAM gap"),
-            Entry("adaptive_gap", "adaptive SAM gap"),
-            Entry("average_gap", "average gap"),
+            Entry("sam_gap", "SAM gap", better=-1, words="Rise of the loss after one short step uphill."),
+            Entry(
+                "adaptive_gap",
+                "adaptive SAM gap",
+                better=-1,
+                words="The same with steps in proportion to each weight: rescaling layers does not change it.",
+            ),
+            Entry(
+                "average_gap",
+                "average gap",
+                better=-1,
+                words="Mean rise of the loss at a fixed distance in random directions.",
+            ),
             Entry("sam_radius", "radius of the SAM gap", same=True, detail=True),
             Entry("average_radius", "distance of the average gap", same=True, detail=True),
         ),
@@ -115,7 +189,12 @@ _IN_ORDER = (  # in the order in which they are measured
         "noise",
         "rise of the loss under the noise of 1 to 1000 steps of the last phase, with its momentum",
         (
-            Entry("noise_tolerance", "loss rise, last phase's steps of noise: {}"),
+            Entry(
+                "noise_tolerance",
+                "loss rise, last phase's steps of noise: {}",
+                better=-1,
+                words="Rise of the loss under so many steps of the training noise alone.",
+            ),
             Entry("noise_std", "noise of one step of the last phase, before momentum", detail=True),
             Entry("noise_momentum", "momentum that hands the noise on", detail=True),
         ),
@@ -178,6 +257,18 @@ class Row:
     label: str
     percent: bool
     cells: tuple[tuple[Any, float | None], ...]
+    better: int = 0
+    words: str = ""
+    detail: bool = False
+
+    @property
+    def best(self) -> int | None:
+        """The place of the one best value; None where values tie, are fewer than two, or neither end is better."""
+        found = [(number(value), place) for place, (value, _) in enumerate(self.cells)]
+        there = sorted(
+            ((v, place) for v, place in found if v is not None), key=lambda each: -self.better * each[0]
+        )
+        return there[0][1] if self.better and len(there) > 1 and there[0][0] != there[1][0] else None
 
 
 def rows(found: Sequence[Mapping[str, Any]], *, details: bool = False) -> list[Row]:
@@ -200,11 +291,17 @@ def _rows(entry: Entry, found: Sequence[Mapping[str, Any]]) -> list[Row]:
     """The line of an entry; of a list of (steps, value) a line for each number of steps."""
     if "{}" not in entry.label:
         cells = tuple((each.get(entry.key), number(each.get(entry.error))) for each in found)
-        return [Row(entry.label, entry.percent, cells)]
+        return [Row(entry.label, entry.percent, cells, entry.better, entry.words, entry.detail)]
     lists = [dict(pairs(each.get(entry.key))) for each in found]
     steps = sorted({step for each in lists for step in each})
     return [
-        Row(entry.label.format(f"{step:g}"), entry.percent, tuple((each.get(step), None) for each in lists))
+        Row(
+            entry.label.format(f"{step:g}"),
+            entry.percent,
+            tuple((each.get(step), None) for each in lists),
+            entry.better,
+            entry.words,
+        )
         for step in steps
     ]
 

@@ -134,6 +134,10 @@ def taken(examples: Examples, wanted: int) -> Examples:
 
 def objective_of(subject: Subject, chosen: Examples, settings: Settings) -> tuple[land.Objective, Tree]:
     """The mean cross-entropy over the chosen examples, and the subject's weights."""
+    if chosen.inputs.dtype == torch.int64:
+        raise SettingError(
+            f"{subject.name} predicts words, and landscapes are drawn of models with one target for each example"
+        )
     examples = chosen.to(settings.device)
     batches = [examples.take(part) for part in physical(np.arange(examples.count), MOST)]
     model = network_of(subject.recipe).to(settings.device)
@@ -147,7 +151,14 @@ def objective_of(subject: Subject, chosen: Examples, settings: Settings) -> tupl
 def basics(view: View) -> dict[str, Any]:
     """Loss, accuracy and the norm of the weights, which belongs beside every measure."""
     found = view.objective.evaluated(view.params)
-    return {"loss": found.loss, "accuracy": found.accuracy, "weight_norm": float(norm(view.params))}
+    share, count = found.accuracy, view.chosen.count
+    return {
+        "loss": found.loss,
+        "loss_error": land.loss_error(view.objective, view.params),
+        "accuracy": share,
+        "accuracy_error": (share * (1 - share) / count) ** 0.5,
+        "weight_norm": float(norm(view.params)),
+    }
 
 
 def eigenvalues(view: View) -> dict[str, Any]:
@@ -156,6 +167,7 @@ def eigenvalues(view: View) -> dict[str, Any]:
         view.notes.append(f"eigenvalues had not converged after {found.products} products; raise --lanczos")
     return {
         "lambda_max": found.largest[0],
+        "lambda_max_error": land.curvature_error(view.objective, view.params, found.top),
         "lambda_5": found.largest[-1],
         "ratio": found.ratio,
         "hessian_norm": found.norm,
@@ -173,7 +185,11 @@ def trace(view: View) -> dict[str, Any]:
 
 def sharpness(view: View) -> dict[str, Any]:
     found = land.sharpness(view.objective, view.params, seed=view.settings.seed)
-    return {"sharpness": found.value, "sharpness_solver": found.solver}
+    return {
+        "sharpness": found.value,
+        "sharpness_error": found.error,
+        "sharpness_solver": found.solver,
+    }
 
 
 def gaps(view: View) -> dict[str, Any]:
@@ -238,7 +254,21 @@ def line(view: View) -> dict[str, Any]:
 def surface(view: View) -> dict[str, Any]:
     directions = land.random_directions(view.params, seed=view.settings.seed)
     places = np.linspace(-1, 1, view.settings.grid)
-    return vars(land.surface(view.objective, view.params, directions, places, places))
+    found = vars(land.surface(view.objective, view.params, directions, places, places))
+    return {**found, **_way(view, directions)}
+
+
+def _way(view: View, directions: Sequence[Tree]) -> dict[str, Any]:
+    """Where the run came along, as far as it lies in a plane: (points, 2) by least squares, and what share that is."""
+    points = [map_tree(lambda leaf: leaf.to(view.params[_first(view)]), p) for p in path_of(view.subject)]
+    if len(points) < 2:
+        return {}
+    flat = lambda tree: torch.cat([leaf.reshape(-1).double().cpu() for leaf in tree.values()])
+    base = torch.stack([flat(each) for each in directions])  # (2, D)
+    away = torch.stack([flat(p) - flat(points[-1]) for p in points])  # (points, D)
+    places = torch.linalg.lstsq(base.T, away.T).solution.T
+    whole = float((away**2).sum())
+    return {"places": places.numpy(), "share": np.array(float(((places @ base) ** 2).sum()) / (whole or 1.0))}
 
 
 def trajectory(view: View) -> dict[str, Any]:
@@ -320,6 +350,16 @@ def look(view: View, part: str, others: Sequence[View] = ()) -> None:
     make_room(view)
     found = function_of(this)(view, others) if this.between else function_of(this)(view)
     keep(view, this.file, found)
+
+
+def is_kept(view: View, part: str) -> bool:
+    """Whether a part was measured already, of these weights, on these examples, with these settings."""
+    this, there = PARTS[part], read_measures(view.subject.place)
+    if there is None or any(there.get(key) != value for key, value in view.heading.items()):
+        return False
+    if this.file != MEASURES:
+        return (view.subject.place / this.file).exists()
+    return all(entry.key in there for entry in this.entries)
 
 
 def check_room(view: View) -> None:

@@ -7,16 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from saltflat.core.state import unpack
 from saltflat.errors import DataError
 from saltflat.landscape.subset import fingerprint
-from saltflat.privacy.record import checkpoint
+from saltflat.privacy.record import checkpoint, durable
 from saltflat.recipes import Recipe, read
-from saltflat.recipes.build import network_of
-from saltflat.runs.layout import CHECKPOINTS, MODEL, RECIPE, Folder
-from saltflat.tree import Tree
+from saltflat.recipes.build import network_of, warmed
+from saltflat.runs.layout import CHECKPOINTS, MODEL, RECIPE, WARM, Folder
+from saltflat.tree import Tree, size
+
+LARGEST = 100_000  # weights of a network whose path is kept: 20 readings of it take 8 MB at most
 
 
 @dataclass(frozen=True)
@@ -61,19 +63,45 @@ def subject(path: Path) -> Subject:
     return Subject(str(path), path, folder.landscape, recipe, _ending(found, recipe, str(path)), note)
 
 
+def keep_point(folder: Folder, step: int, ending: Tree) -> None:
+    """Keep the weights that the run would end with after ``step``, if the network is small.
+
+    Every update of a run is released, so this tells no more than its statement promises.
+    """
+    if size(ending) <= LARGEST:
+        folder.way.mkdir(exist_ok=True)
+        weights = {name: leaf.detach().cpu().contiguous() for name, leaf in ending.items()}
+        durable.replace(folder.way / f"{step:06d}.safetensors", save(weights))
+
+
 def path_of(subject: Subject) -> list[Tree]:
-    """The points of the run's path that are known: the first weights, its checkpoints, the weights themselves."""
-    folder = Folder(subject.run).checkpoints
-    kept = [checkpoint.numbered(folder, number) for number in checkpoint.numbers(folder)]
-    middle = [_ending(found, subject.recipe, str(folder)) for found in kept]
-    points = [initial(subject.recipe), *middle, subject.params]
+    """The points of the run's path that are known: first weights, those at readings or checkpoints, the weights."""
+    run = Folder(subject.run)
+    files = sorted(
+        (f for f in run.way.glob("*.safetensors") if f.stem.isdecimal()), key=lambda f: int(f.stem)
+    )
+    if files:
+        middle = [_model(file, subject.recipe) for file in files]
+    else:
+        kept = [
+            checkpoint.numbered(run.checkpoints, number) for number in checkpoint.numbers(run.checkpoints)
+        ]
+        middle = [_ending(found, subject.recipe, str(run.checkpoints)) for found in kept]
+    points = [_began(subject), *middle, subject.params]
     last = subject.weights
     return [p for p in points[:-1] if fingerprint(*p.values()) != last] + points[-1:]
 
 
+def _began(subject: Subject) -> Tree:
+    """The weights before the first private step: warm ones, where a warm-up was kept."""
+    warm = Folder(subject.run).public / WARM
+    return _model(warm, subject.recipe) if warm.exists() else initial(subject.recipe)
+
+
 def initial(recipe: Recipe) -> Tree:
-    """The weights that the recipe's run began with."""
-    return {name: p.detach() for name, p in network_of(recipe).named_parameters() if p.requires_grad}
+    """The first weights of the recipe's network, those of its ``start`` if it has one, before any warm-up."""
+    model = warmed(recipe, network_of(recipe))
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _of_checkpoint(run: Path, number: int, name: str) -> Subject:

@@ -27,7 +27,7 @@ from dp_accounting.dp_event import (
 )
 
 from saltflat.errors import AccountingError
-from saltflat.privacy.limits import checked_count, checked_noise, checked_rate
+from saltflat.privacy.limits import checked_count, checked_noise, checked_rate, real
 
 Adjacency: TypeAlias = NeighboringRelation
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
@@ -47,6 +47,25 @@ class ChosenDpEvent(DpEvent):
     """
 
     event: DpEvent
+
+
+@dataclass(frozen=True)
+class RenyiDpEvent(DpEvent):
+    """``what`` was released, whose Renyi divergence is at most ``points``: (order, bound), by a proof of its own.
+
+    *Guarantee*: a divergence never falls as the order grows, so between two orders the bound of the larger one holds;
+    beyond the largest nothing is known, and there the cost is infinite. Only Renyi accounting answers for it.
+
+    >>> RenyiDpEvent("votes", ((2.0, 0.1), (4.0, 0.3))).bound_at(3.0)
+    0.3
+    """
+
+    what: str
+    points: tuple[tuple[float, float], ...]
+
+    def bound_at(self, order: float) -> float:
+        """The bound at ``order``: the smallest of those at this order and above."""
+        return min((bound for known, bound in self.points if known >= order), default=math.inf)
 
 
 def step_event(rate: float, noise_multiplier: float) -> DpEvent:
@@ -110,9 +129,9 @@ def fixed_size_event(noise_multiplier: float, *, size: int, batch: int) -> DpEve
     *Guarantee*: such a draw has an amplified bound under replace adjacency only, where it is accounted
     with sensitivity 2C; under add/remove the accountants refuse it.
     """
+    noise = GaussianDpEvent(checked_noise(noise_multiplier))
     size = checked_count("the number of units", size)
-    batch = checked_count("the batch", batch, ceiling=size)
-    return SampledWithoutReplacementDpEvent(size, batch, GaussianDpEvent(checked_noise(noise_multiplier)))
+    return SampledWithoutReplacementDpEvent(size, checked_count("the batch", batch, ceiling=size), noise)
 
 
 def group_step_event(rate: float, noise_multiplier: float, *, cap: int) -> DpEvent:
@@ -208,6 +227,8 @@ def _leaf(event: DpEvent) -> Leaf:
         return _selection(event)
     if isinstance(event, ChosenDpEvent):
         return ChosenDpEvent(_merged(event.event))
+    if isinstance(event, RenyiDpEvent):
+        return _curve(event)
     if isinstance(event, NonPrivateDpEvent):
         raise AccountingError("the event holds a step without any privacy: no epsilon bounds it")
     raise AccountingError(
@@ -230,6 +251,15 @@ def _mixture(event: MixtureOfGaussiansDpEvent) -> Leaf:
     if not (legal and math.isclose(math.fsum(odds), 1) and any(shifts)):
         raise AccountingError("a mixture of Gaussians needs shifts of at least 0 and odds that sum to 1")
     return MixtureOfGaussiansDpEvent(checked_noise(event.standard_deviation), shifts, odds)
+
+
+def _curve(event: RenyiDpEvent) -> Leaf:
+    points = tuple((real("an order", order), real("a bound", bound)) for order, bound in event.points)
+    if not points or any(not (1 < order < math.inf and 0 <= bound < math.inf) for order, bound in points):
+        raise AccountingError(
+            f"a Renyi bound needs orders above 1 and bounds of at least 0, all finite; got {event.points!r}"
+        )
+    return RenyiDpEvent(event.what, points)
 
 
 def _selection(event: RepeatAndSelectDpEvent) -> Leaf:
@@ -265,6 +295,8 @@ def _sampling_words(leaf: Leaf) -> str:
         return f"Poisson sampling of examples, at most {len(leaf.sensitivities) - 1} per user"
     if isinstance(leaf, RepeatAndSelectDpEvent | ChosenDpEvent):
         return describe_sampling(leaf.event)
+    if isinstance(leaf, RenyiDpEvent):
+        return f"{leaf.what}, by its own Renyi bound"
     return "every unit in every step"
 
 

@@ -30,6 +30,7 @@ from saltflat.privacy.accounting.events import (
     ChosenDpEvent,
     Leaf,
     Leaves,
+    RenyiDpEvent,
     adjacency_words,
     compose,
     leaves,
@@ -64,6 +65,8 @@ def _leaf_curve(leaf: Leaf, orders: tuple[float, ...], adjacency: Adjacency) -> 
     """One run of ``leaf``: integers by dp_accounting, fractions by integration."""
     if isinstance(leaf, ChosenDpEvent):
         return tuple(rdp_curve(leaves(leaf.event), orders, adjacency=adjacency))
+    if isinstance(leaf, RenyiDpEvent):
+        return tuple(leaf.bound_at(order) for order in orders)
     if not (isinstance(leaf, PoissonSampledDpEvent) and adjacency is not REPLACE):
         return tuple(_library_curve(leaf, orders, adjacency))
     whole = [order for order in orders if order == int(order)]
@@ -121,7 +124,7 @@ def _covers(leaf: Leaf, adjacency: Adjacency) -> bool:
         return adjacency is not REPLACE
     if isinstance(leaf, SampledWithoutReplacementDpEvent):
         return adjacency is REPLACE
-    return isinstance(leaf, GaussianDpEvent)
+    return isinstance(leaf, GaussianDpEvent | RenyiDpEvent)
 
 
 def rdp_bound(parts: Leaves, delta: float, *, adjacency: Adjacency = ADD_REMOVE) -> float:
@@ -149,9 +152,14 @@ def _converted(parts: Leaves, adjacency: Adjacency, delta: float) -> tuple[float
 
 
 def _orders(parts: Leaves) -> Sequence[float]:
-    """Selected trials go through dp_accounting as a whole, so they keep to its exact integer orders."""
-    selected = any(isinstance(leaf, RepeatAndSelectDpEvent) for leaf, _ in parts)
-    return tuple(map(float, INTEGERS)) if selected else ORDERS
+    """Those on the grid, and those at which a bound is given.
+
+    Selected trials go through dp_accounting as a whole, so they keep to its exact integer orders.
+    """
+    if any(isinstance(leaf, RepeatAndSelectDpEvent) for leaf, _ in parts):
+        return tuple(map(float, INTEGERS))
+    given = {order for leaf, _ in parts if isinstance(leaf, RenyiDpEvent) for order, _ in leaf.points}
+    return tuple(sorted(given.union(ORDERS)))
 
 
 def conversion(order: float, delta: float) -> float:

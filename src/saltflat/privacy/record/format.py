@@ -16,9 +16,9 @@ from typing import Any, TypeGuard
 
 from saltflat.errors import AccountingError, LedgerError, SettingError
 from saltflat.privacy.limits import checked_count, checked_delta, checked_noise, checked_rate
+from saltflat.privacy.record.costs import ADJACENCIES, from_body
 
 FORMAT = 1
-ADJACENCIES = ("add-or-remove", "replace")
 
 _FIRST = "0" * 64  # the hash before the first line
 _LONGEST = 1 << 16  # bytes of a line; a longer one is not ours
@@ -164,11 +164,15 @@ def _sensible(entry: Entry) -> bool:
         texts = ("name", "unit", "stamp", "time", *(("identity",) if "identity" in body else ()))
         return body["adjacency"] in ADJACENCIES and all(isinstance(body[text], str) for text in texts)
     if entry.kind == "charge":
-        checked_rate(body["rate"]), checked_noise(body["noise_multiplier"])
-        return checked_count("steps", body["steps"]) > 0 and isinstance(body["run"], int)
+        from_body(body)
+        once = body.get("claim", True) is True
+        return once and checked_count("steps", body["steps"]) > 0 and isinstance(body["run"], int)
     if entry.kind == "chosen":
         costs = [(checked_noise(noise), checked_count("steps", steps)) for noise, steps in body["planned"]]
         return bool(costs) and checked_rate(body["rate"]) > 0 and isinstance(body["run"], int)
+    if entry.kind == "drawn":
+        counts = body["used"].values()
+        return isinstance(body["charge"], int) and all(type(n) is int and n >= 0 for n in counts)
     return entry.kind == "settle" and isinstance(body["charge"], int) and body["steps"] >= 0
 
 

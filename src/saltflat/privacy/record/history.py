@@ -11,20 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from saltflat.errors import LedgerError, SettingError
-from saltflat.privacy.record.format import ADJACENCIES, Entry, check_budget, read_entries, read_head
+from saltflat.privacy.record.costs import ADJACENCIES, Cost, Pair, event_of, from_body, place
+from saltflat.privacy.record.format import Entry, check_budget, read_entries, read_head
 
 if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
     from saltflat.privacy.accounting.events import Adjacency
 
-Cost = tuple[float, float]
-"""One step: (rate, noise_multiplier)."""
-
 Account = tuple[str, str]
 """Which run a start goes on with: (identity, "") or, if it has none, ("", name)."""
 
-Planned = tuple[tuple[Cost, int], ...]
+Planned = tuple[tuple[Pair, int], ...]
 """(cost, steps) of a list from which results choose; empty for one that is fixed in advance."""
 
 
@@ -50,7 +48,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Spending:
-    """What one run has been charged: ``steps`` by (rate, noise_multiplier)."""
+    """What one run has been charged: ``steps`` by cost, which is mostly a pair (rate, noise_multiplier)."""
 
     name: str
     started: str
@@ -137,7 +135,7 @@ class History:
         ]
 
     def steps(self, runs: Collection[int] | None = None) -> dict[Cost, int]:
-        """Steps charged, by (rate, noise_multiplier): to all runs, or to those that began at these lines."""
+        """Steps charged, by cost, mostly (rate, noise): to all runs, or to those that began at these lines."""
         total: Counter[Cost] = Counter()
         for _, _, cost, steps in self._charges(runs):
             total[cost] += steps
@@ -152,9 +150,19 @@ class History:
             if entry.kind == "chosen":
                 planned[entry.body["run"]] = _planned(entry.body)
             elif entry.kind == "charge" and (mine is None or entry.body["run"] in mine):
-                cost = (entry.body["rate"], entry.body["noise_multiplier"])
+                cost = from_body(entry.body)
                 run, steps = entry.body["run"], settled.get(entry.number, entry.body["steps"])
                 yield run, planned.get(run, ()), cost, steps
+
+    def claimed(self, runs: Collection[int], cost: Cost) -> Entry | None:
+        """The charge of this cost to these runs from which questions are drawn (`Run.claim`); None if there is none."""
+        claims = (e for e in self.entries if e.kind == "charge" and e.body.get("claim"))
+        return next((e for e in claims if e.body["run"] in runs and from_body(e.body) == cost), None)
+
+    def drawn(self, charge: int) -> dict[str, int]:
+        """What was drawn from a claim by now, by name: the last line on it."""
+        found = [e for e in self.entries if e.kind == "drawn" and e.body["charge"] == charge]
+        return dict(found[-1].body["used"]) if found else {}
 
     def epsilon(self, delta: float, runs: Collection[int] | None = None) -> float:
         """An upper bound on what all runs, or those that began at these lines, have spent together at ``delta``.
@@ -185,6 +193,10 @@ class History:
             else:
                 fixed.update(by_cost)
         return dict(+fixed), dict(chosen)
+
+    def chose(self, runs: Collection[int] | None = None) -> bool:
+        """Whether results chose steps of these runs: what was charged is then not all that they may have cost."""
+        return bool(self._fixed_and_chosen(runs)[1])
 
     def expect(self, head: str) -> None:
         """Raise LedgerError if the line that ``head`` names is not here: the ledger was rolled back."""
@@ -221,11 +233,12 @@ def most(planned: Mapping[Cost, int], charged: Mapping[Cost, int]) -> dict[Cost,
     >>> most({(0.1, 2.0): 30, (0.1, 4.0): 10}, {(0.1, 2.0): 5, (0.1, 4.0): 38})
     {(0.1, 2.0): 33, (0.1, 4.0): 10}
     """
-    total, ahead, again = Counter(planned), 0, 0
-    for cost in sorted(planned):  # one rate: the least noise first
+    total: Counter[Cost] = Counter(planned)
+    ahead, again = 0, 0
+    for cost in sorted(planned, key=place):  # one rate: the least noise first
         ahead += charged.get(cost, 0) - planned[cost]
         again = max(again, ahead)
-    total[min(planned)] += again
+    total[min(planned, key=place)] += again
     total.update({cost: steps for cost, steps in charged.items() if cost not in planned})
     return dict(total)
 
@@ -265,9 +278,9 @@ def gone_of(budget: Budget, steps: Mapping[Cost, int], adjacency: str) -> float:
 
 def _event(steps: Mapping[Cost, int], adjacency: str) -> tuple[DpEvent, Adjacency]:
     """Imports late, as its callers do: accountants take two seconds to load, and most uses need none."""
-    from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, compose, phase_event
+    from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, compose
 
-    parts = [phase_event(rate, noise, count) for (rate, noise), count in sorted(steps.items())]
+    parts = [event_of(cost, steps[cost]) for cost in sorted(steps, key=place)]
     return compose(*parts), REPLACE if adjacency == "replace" else ADD_REMOVE
 
 

@@ -22,8 +22,15 @@ from typing import Any
 from saltflat.errors import AccountingError, BudgetError, LedgerError, SettingError
 from saltflat.privacy.limits import SEEDED, STEPS_CEILING, checked_count, checked_noise, checked_rate
 from saltflat.privacy.record import durable
-from saltflat.privacy.record.format import (
+from saltflat.privacy.record.costs import (
     ADJACENCIES,
+    Cost,
+    check_adjacency,
+    checked,
+    to_body,
+    words,
+)
+from saltflat.privacy.record.format import (
     Entry,
     entry_after,
     first_entry,
@@ -33,7 +40,7 @@ from saltflat.privacy.record.format import (
     read_entries,
     read_head,
 )
-from saltflat.privacy.record.history import Budget, Cost, History, gone_of, read
+from saltflat.privacy.record.history import Budget, History, gone_of, read
 from saltflat.privacy.record.single import Single
 
 MOST_NOISES = 500  # in a list of steps that results choose from
@@ -117,7 +124,11 @@ class Ledger(Single):
 
     def room(self, rate: float, noise_multiplier: float, *, steps: int) -> int:
         """How many of ``steps`` more steps fit in the budget; nothing is charged."""
-        cost = (checked_rate(rate), checked_noise(noise_multiplier))
+        return self.room_for((rate, noise_multiplier), steps=steps)
+
+    def room_for(self, cost: Cost, *, steps: int) -> int:
+        """As :meth:`room`, for steps of any kind of cost."""
+        cost = checked(cost)
         with self._lock:
             budget, spent = self.history.budget, self.history.steps()
             if budget is None:
@@ -221,15 +232,16 @@ class Ledger(Single):
                 "or a ledger without a budget"
             )
 
-    def _reserve(self, run: int, cost: Cost, *, steps: int, least: int) -> Entry:
+    def _reserve(self, run: int, cost: Cost, *, steps: int, least: int, claim: bool = False) -> Entry:
         """Charge ``steps`` steps, or as many as fit but ``least``; durable when this returns."""
-        granted = self.room(*cost, steps=steps)
+        check_adjacency(cost, self.history.adjacency)
+        granted = self.room_for(cost, steps=steps)
         if granted < least:
             raise BudgetError(
-                f"{least} more step(s) at rate {cost[0]:g} and noise multiplier {cost[1]:g} would pass "
+                f"{least} more step(s) at {words(cost)} would pass "
                 f"{self.history.budget} of {self.path}: {granted} would fit; nothing was charged"
             )
-        body = {"run": run, "rate": cost[0], "noise_multiplier": cost[1], "steps": granted}
+        body = {"run": run, **to_body(cost), "steps": granted, **({"claim": True} if claim else {})}
         return self._append("charge", body)
 
     def _append(self, kind: str, body: Mapping[str, Any]) -> Entry:
@@ -338,18 +350,39 @@ class Run(Single):
         *Guarantee*: when it returns the step is on disk, in a block reserved earlier or now. Past the
         budget it raises BudgetError and nothing is charged.
         """
+        self.take((rate, noise_multiplier))
+
+    def take(self, cost: Cost) -> None:
+        """As :meth:`step`, for a step of any kind of cost (`FixedSize`, `CappedUser`, `RenyiBound`, or a pair)."""
         with self._ledger._lock:
             self._ledger._writable()
-            if self._left == 0 or self._cost != (rate, noise_multiplier):
-                self._next_block((checked_rate(rate), checked_noise(noise_multiplier)))
+            if self._left == 0 or self._cost != cost:
+                self._next_block(checked(cost))
             self._left -= 1
 
     def charge(self, rate: float, noise_multiplier: float, steps: int = 1) -> None:
         """Charge ``steps`` steps at once, all or none, durably."""
-        cost = (checked_rate(rate), checked_noise(noise_multiplier))
-        steps = checked_count("steps", steps)
+        self.pay((rate, noise_multiplier), steps)
+
+    def pay(self, cost: Cost, steps: int = 1) -> None:
+        """As :meth:`charge`, for steps or releases of any kind of cost."""
+        cost, steps = checked(cost), checked_count("steps", steps)
         with self._ledger._lock:
             self._ledger._reserve(self._number, cost, steps=steps, least=steps)
+
+    def claim(self, cost: Cost) -> Claim:
+        """Charge what dominates a whole interaction, once, and give what its questions draw from.
+
+        A claim of this cost that an earlier start of this run made is gone on with, and not charged again.
+
+        *Guarantee*: the charge is on disk when this returns. As the cost is fixed here, whatever answers decide about
+        later questions, it is what :meth:`History.epsilon` counts.
+        """
+        cost = checked(cost)
+        with self._ledger._lock:
+            found = self._ledger.history.claimed(self._starts(), cost)
+            entry = found or self._ledger._reserve(self._number, cost, steps=1, least=1, claim=True)
+            return Claim(self, entry.number)
 
     def choose(self, planned: Mapping[Cost, int]) -> None:
         """Put on record, durably, that from now on results choose the steps of this run among those ``planned``.
@@ -414,6 +447,60 @@ class Run(Single):
             body = {"charge": self._open.number, "steps": self._open.body["steps"] - self._left}
             self._open, self._cost, self._left = None, None, 0
             self._ledger._append("settle", body)
+
+
+class Claim(Single):
+    """One charge from which many small questions are drawn, each on record before its noise is.
+
+    *Guarantee*: when :meth:`draw` returns, what it drew is on disk; a start after a crash finds all of it. So an
+    interaction never asks more than its claim allows, however often it is killed.
+    """
+
+    def __init__(self, run: Run, number: int) -> None:
+        """Not for direct use: see :meth:`Run.claim`."""
+        self._run = run
+        self._number = number
+
+    @property
+    def run(self) -> Run:
+        """Whose claim it is."""
+        return self._run
+
+    @property
+    def used(self) -> dict[str, int]:
+        """What was drawn by now, by name."""
+        return self._run._ledger.history.drawn(self._number)
+
+    def draw(self, allowed: Callable[[Mapping[str, int]], bool], **more: int) -> None:
+        """Put ``more`` on record as drawn, or raise BudgetError and draw nothing; call it before any noise."""
+        with self._run._ledger._lock:
+            total = _summed(self.used, more)
+            if not allowed(total):
+                raise BudgetError(f"{_listed(more)} more would pass what was claimed: nothing was drawn")
+            self._write(total)
+
+    def give_back(self, **unused: int) -> None:
+        """Take back what was drawn and never used; sound, as this process knows what it asked."""
+        with self._run._ledger._lock:
+            total = _summed(self.used, unused, sign=-1)
+            if min(total.values(), default=0) < 0:
+                raise SettingError(f"{_listed(unused)} were not drawn, and cannot be given back")
+            if any(unused.values()):
+                self._write(total)
+
+    def _write(self, total: Mapping[str, int]) -> None:
+        self._run._ledger._append("drawn", {"charge": self._number, "used": dict(total)})
+
+
+def _summed(used: Mapping[str, int], more: Mapping[str, int], sign: int = 1) -> dict[str, int]:
+    for number in more.values():
+        if type(number) is not int or number < 0:
+            raise SettingError(f"what is drawn is counted in whole numbers of 0 or more; got {number!r}")
+    return {name: used.get(name, 0) + sign * more.get(name, 0) for name in {**used, **more}}
+
+
+def _listed(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{number} {name}" for name, number in numbers.items())
 
 
 class _Gate:
@@ -509,14 +596,15 @@ def _lock_and_mend(path: Path) -> tuple[int, History]:
 
 def _choice(planned: Mapping[Cost, int]) -> dict[str, Any]:
     """A list that results choose from, as it is recorded; it must fit in a line."""
-    rates = {checked_rate(rate) for rate, _ in planned}
-    if len(rates) != 1 or len(planned) > MOST_NOISES:
+    pairs = {cost: steps for cost, steps in planned.items() if isinstance(cost, tuple)}
+    rates = {checked_rate(rate) for rate, _ in pairs}
+    if len(rates) != 1 or len(planned) > MOST_NOISES or len(pairs) < len(planned):
         raise SettingError(
             f"the steps that results choose from have one rate and at most {MOST_NOISES} noise multipliers; got "
             f"{len(rates)} and {len(planned)}: use constant noise in more phases, or train without until"
         )
     costs = sorted(
-        (checked_noise(noise), checked_count("steps", steps)) for (_, noise), steps in planned.items()
+        (checked_noise(noise), checked_count("steps", steps)) for (_, noise), steps in pairs.items()
     )
     return {"rate": rates.pop(), "planned": [list(cost) for cost in costs]}
 

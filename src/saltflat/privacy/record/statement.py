@@ -37,10 +37,6 @@ NOT_COVERED = (
     "timing, memory and other side channels",
 )
 
-NARROW = (
-    "what half precision does: kernels may round a unit's gradient otherwise by how many others are beside it, by some "
-    "thousandths of its norm"
-)
 COUNTED = "the number of units, which was read from the data and shows in the sampling rate"
 
 
@@ -51,8 +47,9 @@ class Declared:
     ``size`` is the public number of units, ``released`` what leaves the trusted side, ``selection`` one
     sentence on how hyper-parameters were chosen, ``seeded`` whether the noise could be repeated by anyone
     who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting. ``counted``
-    says that ``size`` was read from the data, and so is public only if that number is. ``narrow`` says that gradients
-    were taken in bfloat16 or float16.
+    says that ``size`` was read from the data, and so is public only if that number is. ``public`` says in words which
+    public examples were used, which nothing protects; ``features`` how the fixed maps before the model were made,
+    without private data.
 
     >>> Declared(delta=1e-5, size=60_000).unit
     'example'
@@ -66,12 +63,13 @@ class Declared:
     seeded: bool = False
     reproduce: bool = False
     counted: bool = False
-    narrow: bool = False
+    public: tuple[str, ...] = ()
+    features: str = ""
 
     def __post_init__(self) -> None:
         checked_delta(self.delta)
         checked_count("the declared number of units", self.size, ceiling=10**15)
-        for name in ("seeded", "counted", "reproduce", "narrow"):
+        for name in ("seeded", "counted", "reproduce"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
         for name in ("unit", "selection"):
@@ -101,6 +99,8 @@ class Statement:
     not_covered: tuple[str, ...]
     warnings: tuple[str, ...]
     stamp: str
+    public: tuple[str, ...] = ()  # examples that were used as public ones
+    features: str = ""  # the fixed maps before the model
 
     def as_json(self) -> str:
         """The statement as JSON, one key per fact; null stands for infinity, which JSON does not have."""
@@ -148,9 +148,19 @@ class Statement:
         ]
 
     def _limits(self) -> list[str]:
+        fixed = "made without private data, so that no statistic of private rows is in them"
+        fixed += "; pretrained models protect no one whom they were made from" * (
+            "public data" in self.features
+        )
         lines = [
             self.selection,
+            *([f"Features: {self.features}; {fixed}."] if self.features else []),
             f"Released: {'; '.join(self.released)}.",
+            *(
+                [f"Used as public, and not protected at all: {'; '.join(self.public)}."]
+                if self.public
+                else []
+            ),
             f"Not covered: {'; '.join(self.not_covered)}.",
         ]
         return lines + [f"Warning: {warning}" for warning in self.warnings]
@@ -166,6 +176,7 @@ def from_json(text: str) -> Statement:
     """
     try:
         facts = json.loads(text)
+        facts = {"public": [], "features": "", **facts}  # which older statements do not have
         given = {field.name: _fact(facts[field.name]) for field in fields(Statement)}
         if not (isinstance(given["epsilon"], float) and isinstance(given["stamp"], str)):
             raise TypeError
@@ -206,13 +217,11 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
         selection=describe_selection(event) or declared.selection,
         released=declared.released,
-        not_covered=(
-            *NOT_COVERED,
-            *((COUNTED,) if declared.counted else ()),
-            *((NARROW,) if declared.narrow else ()),
-        ),
+        not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ())),
         warnings=warnings,
         stamp=SEEDED if declared.seeded else "",
+        public=declared.public,
+        features=declared.features,
     )
 
 
@@ -241,6 +250,8 @@ def state_bare(event: DpEvent, declared: Declared) -> Statement:
         not_covered=("anything: this is a baseline",),
         warnings=(),
         stamp=BARE,
+        public=declared.public,
+        features=declared.features,
     )
 
 

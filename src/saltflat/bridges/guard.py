@@ -1,0 +1,148 @@
+"""What both bridges rest on: every move of the trained weights is a step of the private loop, or an error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from saltflat.errors import PrivacyError, SettingError
+from saltflat.front.loop import PrivateLoop, make_private
+from saltflat.privacy.limits import rounded_up
+
+NEEDED = "privacy is not attached: give privacy={...}, such as privacy={'epsilon': 3}, with settings of make_private"
+OWN = ("model", "loss", "data", "optimizer")
+AT_ONCE = 1 << 20  # numbers of a parameter that are looked at together
+
+
+def checked(privacy: object) -> dict[str, Any]:
+    """The settings of the private loop, if there are any: without them nothing is trained."""
+    if not isinstance(privacy, Mapping) or not privacy:
+        raise PrivacyError(NEEDED)
+    if twice := [name for name in OWN if name in privacy]:
+        raise SettingError(f"privacy has {twice[0]!r}, which is given beside it; leave it out there")
+    if privacy.get("private", True) is not True:
+        raise PrivacyError(
+            "private=False is a baseline, and this trains with privacy: use the plain class for it"
+        )
+    return dict(privacy)
+
+
+class Guard:
+    """A private loop, and the promise that nothing else moves the weights while somebody else's loop runs.
+
+    *Guarantee*: a gradient that did not come out of the door raises `PrivacyError` at the optimizer's step, a weight
+    that another hand moved does before the next private step and at the end, and a step of the loop around without
+    one of ours does at once.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, make: Callable[..., PrivateLoop]
+    ) -> None:
+        self.model = model
+        self._inside = False
+        self._optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate puts one around it
+        self.loop = make(optimizer=self._optimizer)
+        self._hook = self._optimizer.register_step_pre_hook(self._before)
+        self._left = marks(model)
+
+    def step(self) -> None:
+        """The next step of the plan."""
+        self.check()
+        with self._opened():
+            self.loop.step(next(iter(self.loop)))
+        self._left = marks(self.model)
+
+    def check(self, steps: int | None = None) -> None:
+        """Refuse weights that were moved by others and, if it is known, a count of steps that is not ours."""
+        if steps is not None and steps != self.loop.done:
+            raise PrivacyError(
+                f"{steps} steps were taken and {self.loop.done} of them through the private loop: training_step was "
+                "overridden or left out; override something else"
+            )
+        now = marks(self.model)
+        moved = [name for name, mark in now.items() if self._left.get(name) != mark]
+        if moved or now.keys() != self._left.keys():
+            name = moved[0] if moved else next(iter(self._left.keys() - now.keys()))
+            raise PrivacyError(
+                f"parameter {name!r} was changed outside the private step, by another optimizer or a callback: no "
+                "epsilon covers that"
+            )
+
+    def accept(self) -> None:
+        """Take the weights as they are now: a checkpoint was loaded."""
+        self._left = marks(self.model)
+
+    def close(self) -> None:
+        """Let the optimizer go."""
+        self._hook.remove()
+
+    @contextmanager
+    def _opened(self) -> Iterator[None]:
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Called by the optimizer itself before each of its steps."""
+        if self._inside:
+            return
+        if any(p.grad is not None for group in optimizer.param_groups for p in group["params"]):
+            raise PrivacyError(
+                "the optimizer is about to take a gradient that did not come through the private step: something "
+                "called backward (an overridden training_step or compute_loss?)"
+            )
+
+    @property
+    def said(self) -> str:
+        """The epsilon so far, rounded up."""
+        return rounded_up(self.loop.epsilon(), 4)
+
+
+def marks(model: nn.Module) -> dict[str, tuple[float, int]]:
+    """For each trained parameter two sums over its values and its bits, which a change changes."""
+    return {name: _mark(leaf.detach()) for name, leaf in model.named_parameters() if leaf.requires_grad}
+
+
+def _mark(leaf: Tensor) -> tuple[float, int]:
+    if not leaf.numel():
+        return 0.0, 0
+    values, whole = 0.0, 0
+    kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    for number, part in enumerate(leaf.contiguous().view(-1).split(AT_ONCE)):
+        place = torch.arange(1, len(part) + 1, device=part.device) + number  # where bits stand counts too
+        values += float(part.double().nan_to_num().sum())
+        whole += int((part.view(kinds[leaf.element_size()]) * place).sum())
+    return values, whole
+
+
+class Tickets(Dataset):
+    """What a loader of theirs hands out: numbers, and no row of anybody."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, number: int) -> dict[str, int]:
+        if not 0 <= number < self.count:
+            raise IndexError
+        return {"ticket": number}
+
+
+def loop_of(
+    model: nn.Module, loss: Any, data: Any, settings: Mapping[str, Any]
+) -> Callable[..., PrivateLoop]:
+    """Makes the private loop, once there is an optimizer."""
+
+    def make(*, optimizer: torch.optim.Optimizer) -> PrivateLoop:
+        return make_private(model, loss, data, optimizer=optimizer, **settings)
+
+    return make

@@ -1,0 +1,161 @@
+"""Public examples, as methods use them in the private phase: their gradients, and nothing of anybody else's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Generator, Tensor
+from torch.func import functional_call
+
+from saltflat.core.contribution import PerExample
+from saltflat.core.sampling import Indices, Units, leaves, physical
+from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
+from saltflat.settings import is_whole
+from saltflat.tree import Tree, add, map_tree, mul, zeros_like
+
+CHUNK = 256  # examples in memory at once, where all are asked about
+
+
+@dataclass(frozen=True)
+class Public:
+    """Examples that are public, or made by a program, with the loss that they are seen through.
+
+    ``contribution`` is what `per_example` gives, with the model that is trained; ``named`` says in the privacy
+    statement what the examples are.
+
+    *Guarantee*: gradients of public examples at released weights are post-processing, and free; the people whose
+    examples these are get no protection at all, and the statement says so. Nothing here can see that they are public:
+    only that they are not the very units that are trained on.
+
+    >>> from saltflat import per_example, supervised
+    >>> from saltflat.data import TensorUnits
+    >>> linear = torch.nn.Linear(2, 3)
+    >>> loss = supervised(torch.nn.CrossEntropyLoss(reduction="none"))
+    >>> Public(per_example(linear, loss), TensorUnits((torch.zeros(5, 2), torch.arange(5) % 3)), "made up").described
+    'made up (5 examples)'
+    """
+
+    contribution: PerExample = field(repr=False)
+    units: Units = field(repr=False)
+    named: str = "public examples"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.contribution, PerExample):
+            raise SettingError(
+                f"the contribution of public examples is per_example(model, loss); got a "
+                f"{type(self.contribution).__name__}"
+            )
+        if not (callable(getattr(self.units, "take", None)) and is_whole(getattr(self.units, "count", None))):
+            raise SettingError(
+                f"units are public examples, at least one, such as TensorUnits((inputs, targets)); got a "
+                f"{type(self.units).__name__}"
+            )
+        if not (isinstance(self.named, str) and self.named.strip()):
+            raise SettingError("named is empty: say in words what the public examples are")
+
+    @property
+    def described(self) -> str:
+        """What the examples are and how many: both are public."""
+        return f"{self.named} ({self.units.count} {self.contribution.unit}s)"
+
+    def gradient(self, point: Tree, *, batch: int = 1, source: Generator | None = None) -> Tree:
+        """The mean gradient over ``batch`` examples that ``source`` draws with replacement; over all without one."""
+        if source is None:
+            return self._mean(point, np.arange(self.units.count))
+        drawn = torch.randint(self.units.count, (batch,), generator=source)
+        return self._mean(point, drawn.numpy())
+
+    def loss(self, point: Tree) -> float:
+        """The mean loss over all examples."""
+        with torch.no_grad():
+            parts = [
+                self.contribution.losses_of_units(point, self.units.take(part)).double().sum()
+                for part in physical(np.arange(self.units.count), CHUNK)
+            ]
+        return float(torch.stack(parts).sum()) / self.units.count
+
+    def check_linear(self, point: Tree) -> None:
+        """Refuse a model whose outputs are not linear in the weights: they are at a middle what they are on average."""
+        source = torch.Generator().manual_seed(0)
+        away = [
+            map_tree(lambda w: w + torch.randn(w.shape, generator=source, dtype=w.dtype), point)
+            for _ in range(2)
+        ]
+        places = [*away, mul(add(away[0], away[1]), 0.5)]
+        rows = self.units.take(np.arange(min(8, self.units.count)))
+        one, other, middle = (self._outputs(place, rows) for place in places)
+        if not torch.allclose((one + other) / 2, middle, rtol=1e-3, atol=1e-3 * float(middle.abs().max())):
+            raise ModelError(
+                "mirror descent in its exact form is for linear models, as its step is a convex problem there; this "
+                "model's outputs are not linear in its weights: take the method Mirror, its first-order form"
+            )
+
+    def _outputs(self, point: Tree, rows: Sequence[Tensor]) -> Tensor:
+        heard: list[Tensor] = []
+
+        def predict(*args: Any, **kwargs: Any) -> Tensor:
+            heard.append(functional_call(self.contribution.model, point, args, kwargs))
+            return heard[-1]
+
+        with torch.no_grad():
+            self.contribution.loss(predict, rows)
+        return heard[-1].double()
+
+    def _mean(self, point: Tree, which: Indices) -> Tree:
+        """By plain automatic differentiation: nobody's own gradient is needed here."""
+        own = {name: leaf.detach().clone().requires_grad_() for name, leaf in point.items()}
+        total = zeros_like(point)
+        for part in physical(which, CHUNK):
+            with torch.enable_grad():
+                losses = self.contribution.losses_of_units(own, self.units.take(part))
+                mean = losses.sum() / len(which)
+            found = torch.autograd.grad(mean, list(own.values()), allow_unused=True)
+            for name, leaf in zip(own, found, strict=True):
+                if leaf is not None:
+                    total[name] += leaf
+        if not all(bool(leaf.isfinite().all()) for leaf in total.values()):
+            raise DataError(
+                f"the gradient of {self.named} is not finite: they hold a NaN or an infinity, or training diverged; "
+                "look at them, or lower the learning rate"
+            )
+        return total
+
+
+def check_apart(used: Sequence[object], units: Units) -> None:
+    """Refuse private units in the place of public examples: the same ones, or ones that lie in the same memory.
+
+    Copies are not seen: telling them by their values would tell of private ones.
+    """
+    private = list(_held_by(units))
+    for each in used:
+        if any(_shared(one, other) for one in _held_by(getattr(each, "units", None)) for other in private):
+            raise PrivacyError(
+                "units that are trained on were handed to a method as public examples: their gradients would be used "
+                "without clip and noise; keep the two apart"
+            )
+
+
+def _held_by(units: object) -> Iterator[object]:
+    """The units, what they are made from, and the tensors that hold them."""
+    yield units
+    for name in ("units", "dataset"):
+        if getattr(units, name, None) is not None:
+            yield from _held_by(getattr(units, name))
+    for name in ("tensors", "inputs"):
+        held = getattr(units, name, None)
+        yield from leaves(held) if isinstance(held, Tensor | tuple | list | dict) else ()
+
+
+def _shared(one: object, other: object) -> bool:
+    """Whether two are the same object, or tensors of which some bytes are the same."""
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return one is other and one is not None
+    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
+        return False
+    spans = [(t.data_ptr(), t.data_ptr() + t.nelement() * t.element_size()) for t in (one, other)]
+    (low, end), (start, high) = spans
+    return low < high and start < end

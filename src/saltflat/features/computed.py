@@ -1,0 +1,191 @@
+"""Features of whole data sets: computed once, with progress, and kept on disk where the user says so."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from saltflat.data.examples import Examples, Split
+from saltflat.data.pictures import CACHE
+from saltflat.errors import DataError
+from saltflat.features.joined import Joined
+from saltflat.features.stages import Stage, built, described, mapped, shape_after
+
+VERSION = 1  # of what stages compute: a change there makes old files useless
+Watch = Callable[[int, int], None]  # images done, of how many
+
+
+def featured(
+    split: Split, stages: Sequence[Stage], *, cache: str | Path | None = None, watch: Watch | None = None
+) -> Split:
+    """The split with features in the place of images. The map is built without an example of it.
+
+    uint8 images go in as [0, 1], others as they are. With ``cache``, or the variable SALTFLAT_CACHE, features are kept
+    in that folder under a hash of the stages and the images, and read from there the next time. The files hold what
+    the private images hold: keep the folder as safe as the data.
+    """
+    if not stages:
+        return split
+    parts = {"train": split.train, "test": split.test}
+    total, done = sum(part.count for part in parts.values()), 0
+    for name, part in parts.items():
+        own = None if watch is None else lambda count, before=done: watch(before + count, total)
+        found = compute(part.inputs, stages, cache=cache, watch=own)
+        parts[name] = Examples(found, part.targets, features=described(stages))
+        done += part.count
+    return replace(split, train=parts["train"], test=parts["test"])
+
+
+def compute(
+    images: Tensor,
+    stages: Sequence[Stage],
+    *,
+    cache: str | Path | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Tensor:
+    """The features of images (n, channels, height, width), float32; see `featured`."""
+    shape = shape_after(stages, tuple(images.shape[1:]))
+    folder = cache or os.environ.get(CACHE)
+    if not folder or not len(images):
+        return mapped(_module(stages, images), images, torch.empty(len(images), *shape), watch)
+    kept = Path(folder).expanduser() / f"features-{fingerprint(images, stages)}.npy"
+    if not kept.is_file():
+        _keep(kept, images, stages, watch)
+    found = _read(kept)
+    if found.shape != (len(images), *shape):
+        raise _other(kept)
+    return torch.from_numpy(found)
+
+
+def kept_or_made(
+    inputs: Tensor,
+    way: str,
+    make: Callable[[Callable[[int], None] | None], Tensor],
+    cache: str | Path | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Tensor:
+    """What ``make`` gives for all inputs, in float32; kept, and read, under a hash of them and of the ``way``."""
+    folder = cache or os.environ.get(CACHE)
+    if not folder or not len(inputs):
+        return make(watch)
+    kept = Path(folder).expanduser() / f"features-{_hash(way, inputs)}.npy"
+    if not kept.is_file():
+        found = make(watch)
+        _written(kept, lambda place: np.save(place, found.numpy()))
+        return found
+    there = _read(kept)
+    if len(there) != len(inputs):
+        raise _other(kept)
+    return torch.from_numpy(there)
+
+
+def made(
+    inputs: Tensor,
+    way: str,
+    make: Callable[[Callable[[int], None] | None], Tensor],
+    cache: str | Path | None = None,
+    watch: Callable[[int], None] | None = None,
+) -> Tensor:
+    """As `kept_or_made`, for a way that has no hash: never kept."""
+    return make(watch)
+
+
+def _read(kept: Path) -> np.ndarray:
+    found = np.load(kept, mmap_mode="c", allow_pickle=False)
+    if found.dtype != np.float32:
+        raise _other(kept)
+    return found
+
+
+def _other(kept: Path) -> DataError:
+    return DataError(f"{kept} does not hold these features; delete it, and they are computed anew")
+
+
+def fingerprint(images: Tensor, stages: Sequence[Stage]) -> str:
+    """A hash of how features are made and of what they are made from."""
+    return _hash(" ".join([described(stages), *_files(stages)]), images)
+
+
+def _hash(way: str, inputs: Tensor) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(repr((VERSION, way, tuple(inputs.shape), str(inputs.dtype))).encode())
+    digest.update(inputs.contiguous().cpu().numpy().data)
+    return digest.hexdigest()
+
+
+def _files(stages: Sequence[Stage]) -> list[str]:
+    """Hashes of the files of weights that stages read: under one name there may be others tomorrow."""
+    named = [getattr(stage, "weights", "") or getattr(stage, "name", "") for stage in stages]
+    places = [Path(each) for each in named if each]
+    files = [
+        file for each in places for file in ([each] if each.is_file() else sorted(each.glob("*.safetensors")))
+    ]
+    return [hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for file in files]
+
+
+def _keep(kept: Path, images: Tensor, stages: Sequence[Stage], watch: Callable[[int], None] | None) -> None:
+    """Compute into a file beside, which takes the name when it is whole: a killed run leaves no half of it."""
+    shape = (len(images), *shape_after(stages, tuple(images.shape[1:])))
+    parts = _parts(kept.parent, images, stages, watch)
+    rows, module = (images, None) if parts else _begun(kept.parent, images, stages)
+
+    def write(place: Path) -> None:
+        into = np.lib.format.open_memmap(place, mode="w+", dtype=np.float32, shape=shape)
+        if module is None:
+            torch.cat(parts, 1, out=torch.from_numpy(into).flatten(1))
+        else:
+            mapped(module, rows, torch.from_numpy(into), watch)
+        into.flush()
+
+    _written(kept, write)
+
+
+def _written(kept: Path, write: Callable[[Path], None]) -> None:
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = kept.with_suffix(f".{os.getpid()}.part.npy")
+    try:
+        write(unfinished)
+        unfinished.chmod(0o600)  # it is as private as the images
+        unfinished.replace(kept)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _parts(
+    folder: Path, images: Tensor, stages: Sequence[Stage], watch: Callable[[int], None] | None
+) -> list[Tensor]:
+    """What is joined, each list kept by itself, so that others may join it; nothing if that is not all that is done."""
+    lists = stages[0].parts if len(stages) == 1 and isinstance(stages[0], Joined) else ()
+    return [compute(images, part, cache=folder, watch=watch).flatten(1) for part in lists]
+
+
+def _begun(folder: Path, images: Tensor, stages: Sequence[Stage]) -> tuple[Tensor, torch.nn.Module]:
+    """What to go on from, and by what: the most stages whose features are kept already, so that later ones may vary."""
+    module = _module(stages, images)
+    for done in range(len(stages) - 1, 0, -1):
+        file = folder / f"features-{fingerprint(images, stages[:done])}.npy"
+        if file.is_file():
+            return compute(images, stages[:done], cache=folder), module[done:]
+    return images, module
+
+
+def _module(stages: Sequence[Stage], images: Tensor) -> torch.nn.Sequential:
+    """The map, made once for the examples for training and for testing; one of stages without a hash is made anew."""
+    shape = tuple(images.shape[1:])
+    try:
+        return _made(tuple(stages), shape)
+    except TypeError:
+        return built(stages, shape)
+
+
+@lru_cache(maxsize=4)
+def _made(stages: tuple[Stage, ...], shape: tuple[int, ...]) -> torch.nn.Sequential:
+    return built(stages, shape)

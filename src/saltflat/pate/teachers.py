@@ -1,0 +1,254 @@
+"""Teachers: each trained on its own part, and asked what it would answer. Everything here is private.
+
+A teacher is a function of its own rows, its number and public settings. So one unit changes one teacher's choices and
+nobody else's, whatever order, process or failure they came in.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from saltflat.data import Examples, Form
+from saltflat.errors import DataError, ModelError, SettingError
+from saltflat.pate.fitting import SGD, fitted, made, predictions
+from saltflat.pate.layout import Layout
+from saltflat.pate.votes import TeacherVotes
+from saltflat.privacy.record import durable
+from saltflat.settings import is_whole
+
+Chosen = NDArray[np.int16]  # a teacher's class for each query; -1 where it has none
+README = "README.txt"
+PRIVATE = (
+    "PRIVATE: what each teacher answers to the public queries. It is as private as the training data, no epsilon "
+    "covers it, and no report reads it. It is kept so that an interrupted run can go on, and removed when the run "
+    "ends.\n"
+)
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """What every teacher has in common, all of it public: the network, how it is trained, queries and classes.
+
+    ``make`` gives a new network; in several processes it must be a function that pickle knows by name.
+    """
+
+    make: Callable[[], nn.Module]
+    how: SGD
+    queries: Examples
+    classes: int
+    seed: int = 0
+
+    def teach(self, number: int, part: Examples) -> Chosen:
+        """What teacher ``number`` chooses after training on its part. Whatever goes wrong in it, it then abstains.
+
+        *Guarantee*: no error leaves: a message, or the end of a run, would tell what is in the part.
+        """
+        nobody = np.full(self.queries.count, -1, np.int16)
+        try:
+            model = made(self.make, self.seed * 1_000_003 + number)
+            found = predictions(
+                fitted(model, part, self.how, seed=self.seed * 1_000_003 + number), self.queries
+            )
+        except Exception:
+            return nobody
+        inside = (found >= 0) & (found < self.classes)
+        return np.where(inside, found, nobody) if found.shape == nobody.shape else nobody
+
+    def check(self) -> None:
+        """Refuse a network that cannot be trained on examples of this form: tried on made-up ones."""
+        form = Form(self.queries.shape, classes=self.classes)
+        inputs, targets = form.made_up(4)
+        try:
+            model = fitted(made(self.make, 0), Examples(inputs, targets), replace(self.how, epochs=1))
+            with torch.no_grad():
+                outputs = model(inputs)
+        except Exception as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ModelError(
+                f"the network cannot be trained on examples of shape {form.shape}: {first}"
+            ) from None
+        if tuple(outputs.shape) != (4, self.classes):
+            raise ModelError(
+                f"the network gives outputs of shape {tuple(outputs.shape[1:])}, and there are {self.classes} classes"
+            )
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A private folder that keeps what teachers chose, so that a run that was stopped goes on; None keeps nothing."""
+
+    path: Path | None = None
+
+    def open(self) -> None:
+        """Make the folder, for its owner only, with a word on what it is."""
+        if self.path is not None:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            os.chmod(self.path, 0o700)
+            durable.replace(self.path / README, PRIVATE)
+
+    def kept(self, number: int, queries: int) -> Chosen | None:
+        """What a teacher chose; None if it was not kept whole, and must be trained again."""
+        file = self._file(number)
+        if file is None or not file.is_file():
+            return None
+        try:
+            found = np.load(BytesIO(file.read_bytes()), allow_pickle=False)
+        except (OSError, ValueError, EOFError):
+            return None
+        return found if found.dtype == np.int16 and found.shape == (queries,) else None
+
+    def keep(self, number: int, chosen: Chosen) -> None:
+        file = self._file(number)
+        if file is not None:
+            buffer = BytesIO()
+            np.save(buffer, chosen, allow_pickle=False)
+            durable.replace(file, buffer.getvalue())
+
+    def clear(self) -> None:
+        """Take away what this class wrote, and the folder if nothing else is in it."""
+        if self.path is not None and self.path.is_dir():
+            for file in (self.path / README, *self.path.glob("teacher-*.npy")):
+                file.unlink(missing_ok=True)
+            if not any(self.path.iterdir()):
+                self.path.rmdir()
+
+    def _file(self, number: int) -> Path | None:
+        return None if self.path is None else self.path / f"teacher-{number:06d}.npy"
+
+
+def votes_of(
+    teaching: Teaching,
+    private: Examples,
+    layout: Layout,
+    *,
+    workers: int = 0,
+    desk: Desk | None = None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> TeacherVotes:
+    """Train a teacher on each part of ``private`` and count what they choose for each query.
+
+    ``workers`` processes train side by side; 0: this one, one after the other. With a ``desk``, teachers that it has
+    are not trained again. ``watch`` is told how many are ready, of how many.
+    """
+    if not is_whole(workers, 0, 1024):
+        raise SettingError(f"workers is a whole number from 0 to 1024; got {workers!r}")
+    if len(layout.teacher) != private.count:
+        raise DataError("the layout is of other data: it must have one teacher for each row")
+    teaching.check()
+    desk = desk or Desk()
+    desk.open()
+    queries = teaching.queries.count
+    chosen = {n: kept for n in range(layout.teachers) if (kept := desk.kept(n, queries)) is not None}
+    parts = {n: part for n, part in enumerate(layout.parts()) if n not in chosen}
+    watch(len(chosen), layout.teachers)
+    for number, found in _taught(teaching, private, parts, workers):
+        desk.keep(number, found)
+        chosen[number] = found
+        watch(len(chosen), layout.teachers)
+    table = np.stack([chosen[number] for number in range(layout.teachers)])
+    return TeacherVotes.of(table, classes=teaching.classes)
+
+
+def _taught(
+    teaching: Teaching, private: Examples, parts: Mapping[int, NDArray[np.int64]], workers: int
+) -> Iterator[tuple[int, Chosen]]:
+    """Each teacher's choices as they come."""
+    if not workers:
+        for number, rows in parts.items():
+            yield number, teaching.teach(number, _part(private, rows))
+        return
+    with _pool(teaching, workers) as pool:
+        waiting = list(parts.items())
+        running: dict[Future[Chosen], int] = {}
+        while waiting or running:
+            while waiting and len(running) < 2 * workers:  # no more rows on the way than are needed
+                number, rows = waiting.pop(0)
+                running[pool.submit(_teach, number, _Rows.of(_part(private, rows)))] = number
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                yield running.pop(future), future.result()
+
+
+@contextmanager
+def _pool(teaching: Teaching, workers: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that know what teachers have in common; whatever ends the work here ends them."""
+    common = _Common.of(teaching)
+    pool = ProcessPoolExecutor(
+        workers, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(common,)
+    )
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise DataError(
+            "a process that trains teachers ended by itself, for want of memory perhaps; nothing was released: run "
+            "again with fewer workers"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _part(private: Examples, rows: NDArray[np.int64]) -> Examples:
+    where = torch.from_numpy(rows)
+    return replace(private, inputs=private.inputs[where], targets=private.targets[where])
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Examples on their way to another process, as plain arrays."""
+
+    inputs: np.ndarray = field(repr=False)
+    targets: np.ndarray = field(repr=False)
+    scale: object
+
+    @classmethod
+    def of(cls, examples: Examples) -> _Rows:
+        return cls(examples.inputs.cpu().numpy(), examples.targets.cpu().numpy(), examples.scale)
+
+    def examples(self) -> Examples:
+        inputs, targets = torch.from_numpy(self.inputs.copy()), torch.from_numpy(self.targets.copy())
+        return Examples(inputs, targets, self.scale)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class _Common:
+    """What teachers have in common, on its way to another process."""
+
+    make: Callable[[], nn.Module]
+    how: SGD
+    queries: _Rows
+    classes: int
+    seed: int
+
+    @classmethod
+    def of(cls, teaching: Teaching) -> _Common:
+        return cls(teaching.make, teaching.how, _Rows.of(teaching.queries), teaching.classes, teaching.seed)
+
+    def teaching(self) -> Teaching:
+        return Teaching(self.make, self.how, self.queries.examples(), self.classes, self.seed)
+
+
+_HERE: list[Teaching] = []  # of a process that trains
+
+
+def _begin(common: _Common) -> None:
+    """A process that trains leaves Ctrl-C to the one that sent for it, and takes one core."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    _HERE[:] = [common.teaching()]
+
+
+def _teach(number: int, rows: _Rows) -> Chosen:
+    return _HERE[0].teach(number, rows.examples())

@@ -1,0 +1,82 @@
+"""The measurements of the recipes called best-...: every run is a recipe, and the page is what the files say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
+
+import recipes as best
+import recipes_page
+import recipes_search as search
+import results
+
+
+def test_every_try_is_a_recipe_of_one_budget() -> None:
+    for name, changes, seed in best.tries():
+        found, _ = best.recipe_of(name, {**changes, "seed": seed})
+        assert (found.epsilon, found.delta, found.data) == (1.0, 1e-5, "mnist")
+        assert sum(stage.steps or 0 for stage in found.phase) == 90
+
+
+def test_every_method_has_as_many_tries() -> None:
+    assert {len(tries) for tries in best.TRIES.values()} == {3}
+
+
+def test_what_was_measured_is_what_ships() -> None:
+    for one in results.read(best.KEPT):
+        settings = one["settings"]
+        found, _ = best.recipe_of(settings["recipe"], {**settings["changes"], "seed": settings["seed"]})
+        assert told(found.as_document()) == told(one["whole"])
+        assert one["epsilon"] <= found.epsilon
+
+
+def told(document: dict[str, Any]) -> dict[str, Any]:
+    """Without lists that are empty: settings that came later, and of which a recipe says nothing."""
+    return {name: value for name, value in document.items() if value != []}
+
+
+def test_the_page_is_what_the_files_say() -> None:
+    assert best.page(best.TRIES, best.chosen, best.SMALL) == (best.HERE / "RESULTS.md").read_text()
+
+
+def test_means_and_their_errors() -> None:
+    assert recipes_page.mean_of([0.5]) == "50.00"
+    assert recipes_page.mean_of([0.5, 0.52]) == "51.00 ± 1.00"
+    deviation = recipes_page.pooled([[0.52, 0.54], [0.5, 0.52], [0.1]])
+    assert deviation == pytest.approx(0.02 / 2**0.5)
+    assert recipes_page.against([0.52, 0.54], [0.5, 0.52], deviation) == "+2.00 (+1.4)"
+
+
+def test_things_are_pasted_into_leaves() -> None:
+    things = torch.zeros(3, 1, 28, 28, dtype=torch.uint8)
+    things[1:] = 255
+    found = search.pasted(things, 0)
+    assert (found.shape, found.dtype) == ((3, 3, 32, 32), torch.uint8)
+    assert torch.equal(found, search.pasted(things, 0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_rotation_is_the_stage_up_to_axes(whole: bool) -> None:
+    """Products of rows, which are all that a linear model sees, are those of `Whitened` and `RowScaled`."""
+    from saltflat.features import RowScaled, Scattering, Whitened, built
+
+    shape, rows = (1, 8, 8), torch.rand(6, 1, 8, 8)
+    one = search.Try(data="", features="scattering", whole=whole, power=0.25, floor=0.1)
+    found = search.axes("scattering", shape, whole).rotated(built([Scattering()], shape)(rows), one)
+    count = 6000 if whole else 3000
+    stage = Whitened(images=count, power=0.25, floor=0.1, channels_only=not whole)
+    wanted = built([Scattering(), stage, RowScaled()], shape)(rows).flatten(1)
+    torch.testing.assert_close(found @ found.T, wanted @ wanted.T, rtol=1e-3, atol=1.0)
+
+
+def test_made_up_tables_have_two_classes() -> None:
+    inputs, labels = search.table(0, 500)
+    assert inputs.shape == (500, 59)
+    assert set(labels.tolist()) == {0, 1}
