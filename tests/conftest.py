@@ -5,6 +5,7 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
@@ -21,3 +22,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Some virtual machines announce AMX and kill whoever uses it: bfloat16 is tested without. Read at its first use.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+
+@pytest.fixture(autouse=True)
+def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts the tests may have told a width: what commands print is looked at unwrapped, wherever."""
+    for name in ("COLUMNS", "LINES", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
