@@ -99,7 +99,7 @@ def test_many_comparisons_cost_something(tmp_path: Path) -> None:
     assert only(best, rest[0]).better.startswith("best: ")
     found = only(best, *rest)
     assert "not shown to be better than one, two" in found.better
-    assert "times 2 comparisons" in found.sure
+    assert "for 2 comparisons at once" in found.sure
 
 
 def test_what_cannot_be_said_is_not(tmp_path: Path) -> None:

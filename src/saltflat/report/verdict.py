@@ -1,7 +1,8 @@
 """The first screen: which run is better, how sure that is, what each and all of them cost, and which is flatter.
 
 A run, or the repeats of a recipe, is called better or flatter only if every test that can be made tells it from the
-other at 5 %; where several are compared with the best, p-values are multiplied by their number (Bonferroni).
+other at 5 %; where several are compared with the best, p-values are multiplied by their number, and intervals hold
+all at once (Bonferroni).
 """
 
 from __future__ import annotations
@@ -67,13 +68,13 @@ class Compared:
 
     def as_text(self) -> str:
         """The gap, its interval and its tests."""
-        said = f"{_points(self.value)} against {self.other.name}"
+        said = f"{self.best.name} {_points(self.value)} against {self.other.name}"
         if not self.gaps:
             return f"{said}; no test can be made: no evaluation.json of the same test examples, nor repeats of both"
         tests = []
         for gap in self.gaps:
             p = min(1.0, gap.p * self.times)
-            more = f", times {self.times} comparisons" if self.times > 1 else ""
+            more = f", for {self.times} comparisons at once" if self.times > 1 else ""
             low = _points(gap.low).removesuffix(" points")
             interval = f"{100 * LEVEL:.0f} % interval {low} to {_points(gap.high)}"
             tests.append(f"{interval}, p = {p:.2g} ({gap.how}{more})")
@@ -120,17 +121,18 @@ def _verdict(data: str, groups: Sequence[Group]) -> Verdict:
 def compared(groups: Sequence[Group]) -> list[Compared]:
     """The group with the best mean accuracy against each other one that has a result."""
     there = sorted((g for g in groups if g.accuracy is not None), key=lambda g: -(g.accuracy or 0.0))
-    return [Compared(there[0], other, tuple(_gaps(there[0], other)), len(there) - 1) for other in there[1:]]
+    times = len(there) - 1
+    return [Compared(there[0], other, tuple(_gaps(there[0], other, times)), times) for other in there[1:]]
 
 
-def _gaps(best: Group, other: Group) -> list[Gap]:
+def _gaps(best: Group, other: Group, times: int) -> list[Gap]:
     """On the same test examples, if both were judged on the same ones; over repeats, if both have some."""
-    found = []
+    found, level = [], 1 - DOUBT / times
     if best.tested and best.tested == other.tested:
         one, two = best.bits, other.bits
         if {len(bits) for bits in (*one, *two)} == {len(one[0])}:
-            found.append(paired(one, two))
-    spread = welch(best.accuracies, other.accuracies)
+            found.append(paired(one, two, level=level))
+    spread = welch(best.accuracies, other.accuracies, level=level)
     return [*found, spread] if spread is not None else found
 
 
@@ -192,8 +194,7 @@ def interval(run: Kept) -> tuple[float, float] | None:
 def _sure(groups: Sequence[Group], found: Sequence[Compared]) -> str:
     if found:
         nearest = min(found, key=lambda each: each.value)
-        said = nearest.as_text()[0].upper() + nearest.as_text()[1:]
-        return f"{said}. {_limits(groups)}"
+        return f"{nearest.as_text()}. {_limits(groups)}"
     there = [group for group in groups if group.accuracy is not None]
     if not there:
         return "Nothing was tested."
