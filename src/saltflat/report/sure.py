@@ -81,10 +81,10 @@ class Gap:
 def paired(one: Sequence[Bits], other: Sequence[Bits], *, level: float = LEVEL) -> Gap:
     """The gap between two models, or two sets of repeats, on the same examples: the mean of their differences d_i.
 
-    The interval is mean -+ z s(d) / sqrt(n), and two sets of repeats, where d_i is a difference of shares, are told apart
-    by the z-test of this mean. Two single models are told apart by :func:`mcnemar`, and the interval is widened to hold
-    that of :func:`among_differing`, so that test and interval say the same. All of it is about these models on examples like
-    these, and says nothing of other runs of the same recipes.
+    The interval is mean -+ z s(d) / sqrt(n), and two sets of repeats, where d_i is a difference of shares, are told
+    apart by the z-test of this mean. Two single models are told apart by :func:`mcnemar`, and the interval is widened
+    to hold that of :func:`among_differing`, so that test and interval say the same. All of it is about these models on
+    examples like these, and says nothing of other runs of the same recipes.
     """
     differences = np.mean(one, axis=0, dtype=float) - np.mean(other, axis=0, dtype=float)
     n, mean = len(differences), float(np.mean(differences))
