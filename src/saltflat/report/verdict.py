@@ -22,6 +22,7 @@ from saltflat.runs.measures import differing
 
 FLATNESS = (("lambda_max", "largest eigenvalue"), ("sharpness", "sharpness"))
 DOUBT = 1 - LEVEL
+ALIKE = 1.01  # epsilons that differ by less come of rounding in a plan, and accuracies at them compare
 
 
 @dataclass(frozen=True)
@@ -245,11 +246,20 @@ def _each(groups: Sequence[Group]) -> tuple[str, str]:
         )
         return f"{epsilon} at delta {delta}{same}; {of_whom}.", "same epsilon" if len(runs) > 1 else ""
     values = sorted(run.spent.epsilon for run in runs if run.spent.known and run.spent.epsilon is not None)
+    if (
+        len(values) == len(runs)
+        and len({delta for _, delta in spent}) == 1
+        and values[-1] < ALIKE * values[0]
+    ):
+        ends = f"{rounded_up(values[0], 4)} to {rounded_up(values[-1], 4)} at delta {spent.pop()[1]}"
+        return f"{ends}, less than 1 % apart; {of_whom}.", "epsilons within 1 %"
+    deltas = {delta for _, delta in spent}
+    at = f" at delta {deltas.pop()}" if len(deltas) == 1 else ", at deltas that differ"
     if len(spent) <= 3:
         listed = "; ".join(f"{g.name} {words.epsilon(g.runs[0].spent)}" for g in groups[:3])
-        return f"{listed}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
+        return f"{listed}{at}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
     ends = f"{rounded_up(values[0], 4)} to {rounded_up(values[-1], 4)}" if values else words.UNKNOWN
-    return f"{ends}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
+    return f"{ends}{at}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
 
 
 def _together(runs: Sequence[Kept]) -> str:
@@ -262,10 +272,11 @@ def _together(runs: Sequence[Kept]) -> str:
 
 @dataclass(frozen=True)
 class Flat:
-    """Which group is flatter, in words and in the lead."""
+    """Which group is flatter, in words and in the lead, and which ones are spoken of."""
 
     words: str
     lead: str = ""
+    of: tuple[Group, ...] = ()
 
 
 def flatter(groups: Sequence[Group]) -> Flat:
@@ -287,7 +298,8 @@ def flatter(groups: Sequence[Group]) -> Flat:
     if unlike:
         return Flat(f"Not comparable: measured with other {', '.join(unlike)}.")
     parts = [part for key, name in FLATNESS if (part := _lower(measured, key, name))]
-    loss = ", ".join(f"{g.name} {rounded(m[0])}" for g in measured[:2] if (m := g.measure("loss")))
+    named = [g for g in measured if any(g in part.of for part in parts)]
+    loss = ", ".join(f"{g.name} {rounded(m[0])}" for g in named if (m := g.measure("loss")))
     told = ". ".join(part.words for part in parts)
     return Flat(f"{told}. Loss: {loss}." if loss else f"{told}.", ", ".join(part.lead for part in parts))
 
@@ -313,13 +325,13 @@ def _lower(groups: Sequence[Group], key: str, name: str) -> Flat | None:
     title = name[0].upper() + name[1:]
     values = f"{with_error(low)} against {with_error(high)} of {other.name}"
     values += f", lowest and highest of {len(there)}" if len(there) > 2 else ""
-    sure = _apart(flat, other, key, low, high)
+    sure, both = _apart(flat, other, key, low, high), (flat, other)
     if sure is None:
         lead = f"{name} {share} lower, errors unknown"
-        return Flat(f"{title}: {flat.name} {share} lower, {values} (errors unknown)", lead)
+        return Flat(f"{title}: {flat.name} {share} lower, {values} (errors unknown)", lead, both)
     if not sure:
-        return Flat(f"{title}: within error, {flat.name} {values}", f"{name} within error")
-    return Flat(f"{title}: {flat.name} {share} lower, {values}", f"{flat.name}'s {name} {share} lower")
+        return Flat(f"{title}: within error, {flat.name} {values}", f"{name} within error", both)
+    return Flat(f"{title}: {flat.name} {share} lower, {values}", f"{flat.name}'s {name} {share} lower", both)
 
 
 def _apart(
