@@ -233,6 +233,22 @@ UNITS_APART = (
         (TRAIN, "    check_apart(plan.public, units)\n", ""),
     ),
     mutant(
+        "private-rows-in-public-memory",
+        "rows that are trained on may be handed in as public examples by an array over the same memory",
+        "methods/test_public.py::TestPublic::test_nor_are_they_by_another_way_to_the_same_memory[numpy]",
+        ("core/public.py", "return place == there and low < high and start < end", "return one is other"),
+    ),
+    mutant(
+        "private-rows-in-public-holders",
+        "rows that are trained on may be handed in as public examples by a holder with names of its own",
+        "methods/test_public.py::TestPublic::test_nor_are_they_by_another_way_to_the_same_memory[clients]",
+        (
+            "core/public.py",
+            'inside: Iterable[object] = getattr(holder, "__dict__", {}).values()',
+            "inside: Iterable[object] = ()",
+        ),
+    ),
+    mutant(
         "features-over-the-batch",
         "features are scaled by the length of a column, in which all examples of a batch are",
         "features/test_features.py::test_an_examples_features_depend_on_it_alone[whitened]",
