@@ -24,6 +24,7 @@ from saltflat.errors import DataError, Interrupted, SaltflatError, SettingError
 from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents, toml
 from saltflat.recipes.documents import Document
+from saltflat.runs.layout import LEDGER
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -382,7 +383,7 @@ def _run(
     if not (out / WINNER).exists():
         trials = drawn(out, sweep).trials(sweep)
         _claim(sweep, cost, first, out)
-        private = out / PRIVATE / "ledger.jsonl"
+        private = out / PRIVATE / LEDGER
         with Ledger.open(private, dataset=name) as book:
             clerk = _worked(
                 _tasks(sweep, trials, planned, machine, private), book, machine, console, quiet=True
@@ -394,7 +395,8 @@ def _run(
                 f"private: when that is mended, run {machine.again}"
             )
         _release(sweep, cost, planned, trials, out)
-    shutil.rmtree(out / PRIVATE, ignore_errors=True)
+    if (out / PRIVATE).exists():
+        shutil.rmtree(out / PRIVATE)
     _tell(sweep, first.recipe, machine, console, {})
 
 
@@ -422,7 +424,7 @@ def _release(
     from saltflat.privacy.record.statement import Declared, from_json, state
     from saltflat.runs.identity import IDENTITY
     from saltflat.runs.layout import Folder
-    from saltflat.runs.sweep import WINNER, score_of
+    from saltflat.runs.sweep import WINNER, released_readings, score_of
 
     scored = [
         (score.key, -k, trial) for k, trial in enumerate(trials) if (score := score_of(out / trial.folder))
@@ -448,6 +450,7 @@ def _release(
     said = state(event_of(cost), declared, adjacency=planned[0].plan.relation)
     durable.replace(best.statement_text, f"{said.as_text()}\n".encode())
     durable.replace(best.statement, f"{said.as_json()}\n".encode())
+    durable.replace(best.metrics, released_readings(best.metrics, said.epsilon))
     durable.replace(best.path / IDENTITY, (out / IDENTITY).read_bytes())
     shutil.rmtree(best.checkpoints, ignore_errors=True)
     best.path.rename(out / WINNER)  # from here on it is released
@@ -533,22 +536,27 @@ def _stopped(machine: Machine, number: int) -> Interrupted:
 
 
 def _undo(out: Path, sweep: Sweep) -> None:
-    """A start that failed before anything was charged leaves the folder as it was."""
-    from saltflat.privacy.record.history import read
-    from saltflat.runs.layout import head_of
-    from saltflat.runs.sweep import PRIVATE, SWEEP
+    """A start that failed before anything was charged leaves the folder as it was.
 
-    own, private = out / "ledger.jsonl", out / PRIVATE / "ledger.jsonl"
-    with suppress(SaltflatError, OSError):
-        if any(read(book).steps() for book in (own, private) if book.exists()):
+    *Guarantee*: nothing is removed once a trial, or the selection, is on record.
+    """
+    from saltflat.privacy.record.history import read
+    from saltflat.runs.layout import IDENTITY, head_of
+    from saltflat.runs.sweep import PRIVATE, SWEEP, own_runs
+
+    book, own = sweep.book(out), out / LEDGER
+    with suppress(SaltflatError, OSError):  # the error at hand is the news: what cannot be told stays
+        history = read(book) if book.exists() else None
+        if any((out / trial.folder).exists() for trial in sweep.trials):
             return
-        if sweep.mode == "selected" and sweep.ledger is not None and (out / "identity.txt").exists():
-            return  # perhaps claimed there
-        shutil.rmtree(out / PRIVATE, ignore_errors=True)
+        if history is not None and (own_runs(history, out, sweep) or (book == own and history.steps())):
+            return
+        if (out / PRIVATE).exists():
+            shutil.rmtree(out / PRIVATE)
         for setting in sweep.settings:
-            with suppress(OSError):
+            with suppress(FileNotFoundError):
                 (out / setting.name).rmdir()
-        for file in (own, head_of(own), out / "identity.txt", out / SWEEP):
+        for file in (own, head_of(own), out / IDENTITY, out / SWEEP):
             file.unlink(missing_ok=True)
         out.rmdir()
 

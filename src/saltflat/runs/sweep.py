@@ -22,7 +22,7 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -410,6 +410,12 @@ def _spent(cost: Looked, epsilon: float) -> str:
     return (
         f"epsilon {rounded_up(epsilon, 4)} at delta {cost.delta:g} (unit: one {cost.unit}; adjacency: {kind})"
     )
+
+
+def released_readings(metrics: Path, epsilon: float) -> bytes:
+    """The readings of a trial that won, each at the epsilon of the selection: none of them was released for less."""
+    lines = [json.dumps({**asdict(each), "epsilon": epsilon}) for each in readings(metrics)[0]]
+    return ("\n".join(lines) + "\n").encode()
 
 
 # What a selection draws, in secret
