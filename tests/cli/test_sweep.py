@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -163,6 +164,8 @@ def test_only_the_best_of_a_selection_is_left(
     told = (out / "result.txt").read_text() + page(run)
     assert "trial-0" not in said + told
     assert "0.001" not in told  # the loser's
+    claim = next(entry for entry in history.entries if entry.kind == "charge")
+    assert list(history.drawn(claim.number).values()) == [1]  # one model, by its hash
     assert sweep("--resume", "--out", out, recipe=None)[0] == 0  # ended: nothing is drawn or charged again
     assert sum(read(out / "ledger.jsonl").steps().values()) == 1
 
@@ -213,6 +216,29 @@ def test_the_coin_of_a_selection_is_geometric() -> None:
     places = np.concatenate([each.settings for each in found])
     assert abs(places.mean() - 0.5) < 6 * 0.5 / len(places) ** 0.5
     assert len({each.seeds for each in found}) == 4000
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_selection_releases_no_second_winner(
+    sweep: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from saltflat.runs import trial
+
+    out, whole = tmp_path / "out", trial.execute
+
+    def broken(*given: object, **settings: object) -> object:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trial, "execute", broken)
+    shared = tmp_path / "shared.ledger"
+    assert sweep("--over", "lr=1,8", "--select", 4, "--out", out, "--ledger", shared)[0] == 2
+    monkeypatch.setattr(trial, "execute", whole)
+    shutil.copytree(out, tmp_path / "copy")
+    assert sweep("--resume", "--out", out, recipe=None)[0] == 0
+    code, _, errors = sweep("--resume", "--out", tmp_path / "copy", recipe=None)
+    assert code == 2
+    assert "would pass what was claimed" in errors
+    assert not (tmp_path / "copy" / "winner").exists()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from saltflat.core.plan import Plan
     from saltflat.privacy.record.costs import BestOf, Cost
+    from saltflat.privacy.record.ledger import Claim
     from saltflat.recipes import Recipe
     from saltflat.runs.clerk import Clerk, Task
     from saltflat.runs.sweep import Setting, Sweep, Trial
@@ -382,7 +384,8 @@ def _run(
         return
     if not (out / WINNER).exists():
         trials = drawn(out, sweep).trials(sweep)
-        _claim(sweep, cost, first, out)
+        with _claimed(sweep, cost, first, out):
+            pass
         private = out / PRIVATE / LEDGER
         with Ledger.open(private, dataset=name) as book:
             clerk = _worked(
@@ -400,8 +403,9 @@ def _run(
     _tell(sweep, first.recipe, machine, console, {})
 
 
-def _claim(sweep: Sweep, cost: BestOf, first: Planned, out: Path) -> None:
-    """Charge the whole selection, once, before its first trial; a start after a kill finds it charged."""
+@contextmanager
+def _claimed(sweep: Sweep, cost: BestOf, first: Planned, out: Path) -> Iterator[Claim]:
+    """The whole selection, charged once, before its first trial; a start after a kill finds it charged."""
     from saltflat.privacy.record.ledger import Ledger
     from saltflat.runs.identity import begin_identity, identity_of
 
@@ -412,7 +416,14 @@ def _claim(sweep: Sweep, cost: BestOf, first: Planned, out: Path) -> None:
             str(out), unit=_unit(first.recipe), adjacency=first.plan.adjacency, identity=identity_of(out)
         ) as run,
     ):
-        run.claim(cost)
+        yield run.claim(cost)
+
+
+def _released_once(claim: Claim, model: Path) -> None:
+    """Put on record which model this selection releases: another one, of a copy of its folder, is not paid for."""
+    name = f"model {sha256(model.read_bytes()).hexdigest()[:32]}"
+    if name not in claim.used:
+        claim.draw(lambda used: sum(used.values()) <= 1, **{name: 1})
 
 
 def _release(
@@ -453,6 +464,8 @@ def _release(
     durable.replace(best.metrics, released_readings(best.metrics, said.epsilon))
     durable.replace(best.path / IDENTITY, (out / IDENTITY).read_bytes())
     shutil.rmtree(best.checkpoints, ignore_errors=True)
+    with _claimed(sweep, cost, planned[0], out) as claim:
+        _released_once(claim, best.model)
     best.path.rename(out / WINNER)  # from here on it is released
     durable.sync_folder(out)
 

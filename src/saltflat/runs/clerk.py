@@ -114,18 +114,21 @@ class _Desk:
     def open(self, name: str, identity: str, unit: str, adjacency: str, block: int) -> str:
         self._close()
         self._run = self._clerk.book.run(name, unit=unit, adjacency=adjacency, block=block, identity=identity)
-        self._taken = Counter(self._run.charged())
+        self._taken = Counter()
+        for cost, steps in self._run.charged().items():
+            self._taken[_planned(self._most, cost)] += steps
         return self._run.account
 
     def take(self, row: Sequence[Any]) -> None:
         cost, run = from_row(row), self._open_run
-        if self._taken[cost] >= _most(self._task.most if self._task else {}, cost):
+        place = _planned(self._most, cost)
+        if self._taken[place] >= self._most.get(place, 0):
             raise BudgetError(
                 "the steps of this trial, and its spare ones, are used up by starts that were killed: begin a sweep "
                 "with more of them (--set spare=...)"
             )
         run.take(cost)
-        self._taken[cost] += 1
+        self._taken[place] += 1
 
     def charged(self) -> list[list[Any]]:
         return [[to_row(cost), steps] for cost, steps in self._open_run.charged().items()]
@@ -166,6 +169,10 @@ class _Desk:
         self._task = None
 
     @property
+    def _most(self) -> Mapping[Cost, int]:
+        return self._task.most if self._task is not None else {}
+
+    @property
     def _open_run(self) -> Run:
         if self._run is None:
             raise LedgerError("no account is open for this trial: nothing may be charged")
@@ -188,16 +195,17 @@ _WORDS = (
 )
 
 
-def _most(allowed: Mapping[Cost, int], cost: Cost) -> int:
-    """How many steps of a cost a trial may take; noise that another processor calibrated is the same noise."""
-    if cost in allowed or not isinstance(cost, tuple):
-        return allowed.get(cost, 0)
-    near = (
-        n
-        for other, n in allowed.items()
-        if isinstance(other, tuple) and other[0] == cost[0] and math.isclose(other[1], cost[1], rel_tol=SAME)
-    )
-    return next(near, 0)
+def _planned(allowed: Mapping[Cost, int], cost: Cost) -> Cost:
+    """The planned cost that is meant: noise that another processor calibrated is the same noise."""
+    if isinstance(cost, tuple):
+        for other in allowed:
+            if (
+                isinstance(other, tuple)
+                and other[0] == cost[0]
+                and math.isclose(other[1], cost[1], rel_tol=SAME)
+            ):
+                return other
+    return cost
 
 
 def _finite(epsilon: float) -> float | None:

@@ -151,7 +151,11 @@ def _joined_ray(count: int) -> str:
 
     One that is begun here ends with this process.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name in (
+        "RAY_USAGE_STATS_ENABLED",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+    ):  # no telemetry; GPUs stay visible
+        os.environ.setdefault(name, "0")
     import ray
 
     if not ray.is_initialized():
