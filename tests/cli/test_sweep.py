@@ -281,6 +281,8 @@ def test_a_trial_that_fails_is_told_and_stays_charged_and_others_go_on(
     steps = sum(read(ledger).steps().values())  # step 2 ran again: its weights were not kept
     assert steps == 7
     assert "2 of 2 trials ended" in said
+    spent = rounded_up(epsilon(phase_event(100 / 1437, 2.0, 7), 1e-5), 4)
+    assert f"cost epsilon {spent} at delta 1e-05" in said
 
 
 MISTAKES = {

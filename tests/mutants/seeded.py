@@ -1588,8 +1588,137 @@ AROUND = (
     ),
 )
 
+SWEEP, RUNS_SWEEP, CLERK = "cli/sweep.py", "runs/sweep.py", "runs/clerk.py"
+ALL_CHARGED = "cli/test_sweep.py::test_every_trial_is_charged_and_the_winner_is_named_with_what_looking_cost"
+BEST_LEFT = "cli/test_sweep.py::test_only_the_best_of_a_selection_is_left"
+GOES_ON = "cli/test_sweep.py::test_a_selection_that_goes_on_draws_nothing_anew_and_pays_once"
+GRANTED = "runs/test_clerk.py::test_a_step_is_on_disk_when_it_is_granted_and_none_is_granted_past_the_plan"
+LOOKED = (
+    mutant(
+        "trials-drawn-again",
+        "a selection that goes on draws anew how many trials there are, and which",
+        GOES_ON,
+        (
+            RUNS_SWEEP,
+            "    if not place.exists():\n        durable.replace(private",
+            "    if True:\n        durable.replace(private",
+        ),
+        (RUNS_SWEEP, "durable.create(place, json", "durable.replace(place, json"),
+    ),
+    mutant(
+        "trials-granted-uncharged",
+        "the clerk of a sweep grants steps that it does not charge",
+        GRANTED,
+        (CLERK, "        run.take(cost)\n        self._taken", "        self._taken"),
+    ),
+    mutant(
+        "trials-without-a-limit",
+        "a trial that is killed again and again takes more steps than its selection was charged for",
+        GRANTED,
+        (CLERK, "if self._taken[place] >= self._most.get(place, 0):", "if place is None:"),
+    ),
+    mutant(
+        "looked-at-the-winner-alone",
+        "what a sweep says to have cost leaves out trials that lost",
+        ALL_CHARGED,
+        (
+            RUNS_SWEEP,
+            "    folders = [out / trial.folder for trial in sweep.trials]\n    names",
+            "    folders = [out / trial.folder for trial in sweep.trials][:1]\n    names",
+        ),
+    ),
+    mutant(
+        "looked-once-though-it-ran-twice",
+        "what a sweep says to have cost counts only the last start of a trial",
+        "cli/test_sweep.py::test_a_trial_that_fails_is_told_and_stays_charged_and_others_go_on",
+        (RUNS_SWEEP, "for line in history.identified(name)]", "for line in history.identified(name)[-1:]]"),
+    ),
+    mutant(
+        "selected-without-spare-steps",
+        "a selection is not charged for the steps that its trials may take again after a kill",
+        BEST_LEFT,
+        (SWEEP, "with_spare(self.plan, self.recipe.spare).by_cost()", "with_spare(self.plan, 0).by_cost()"),
+    ),
+    mutant(
+        "selected-and-losers-kept",
+        "the trials that lost stay in the folder of a selection",
+        BEST_LEFT,
+        (
+            SWEEP,
+            "    if (out / PRIVATE).exists():\n        shutil.rmtree(out / PRIVATE)\n    _tell",
+            "    _tell",
+        ),
+    ),
+    mutant(
+        "selected-at-the-trials-epsilon",
+        "the winner of a selection keeps the statement that it had as a trial",
+        BEST_LEFT,
+        (
+            SWEEP,
+            "    said = state(event_of(cost), declared,",
+            "    said = own or state(event_of(cost), declared,",
+        ),
+    ),
+    mutant(
+        "selected-readings-at-the-trials-epsilon",
+        "the winner's readings say what it would have cost without a selection",
+        BEST_LEFT,
+        (RUNS_SWEEP, '{**asdict(each), "epsilon": epsilon}', "{**asdict(each)}"),
+    ),
+    mutant(
+        "selected-among-unequal-costs",
+        "a selection draws among settings that cost more than the one that is charged",
+        "cli/test_sweep.py::test_a_mistake_is_one_line_and_leaves_nothing",
+        (SWEEP, "if any(each.most != planned[0].most for each in planned):", "if not planned:"),
+    ),
+    mutant(
+        "selected-twice",
+        "a copy of a selection's folder releases a second winner for one price",
+        "cli/test_sweep.py::test_a_copy_of_a_selection_releases_no_second_winner",
+        (SWEEP, "lambda used: sum(used.values()) <= 1", "lambda used: True"),
+    ),
+    mutant(
+        "selected-and-reported",
+        "a report shows trials of a selection that has not ended",
+        GOES_ON,
+        (
+            RUNS_SWEEP,
+            "    names = [WINNER] if found.mode == SELECTED else",
+            '    names = [PRIVATE, "private"] if found.mode == SELECTED else',
+        ),
+    ),
+    mutant(
+        "selected-for-a-coin-that-is-no-coin",
+        "a selection always has as many trials as are expected",
+        "cli/test_sweep.py::test_the_coin_of_a_selection_is_geometric",
+        (RUNS_SWEEP, "while coin.random() >= 1 / mean:", "while count < mean:"),
+    ),
+    mutant(
+        "public-trials-on-a-private-record",
+        "trials on examples that were declared public are charged as those of the private data set",
+        "cli/test_sweep.py::test_public_examples_are_on_no_private_record",
+        (SWEEP, '" (declared public)" if', '"" if'),
+    ),
+    mutant(
+        "asked-by-anybody",
+        "whoever finds the socket of a sweep may charge its ledger",
+        "runs/test_clerk.py::test_who_does_not_know_the_secret_is_not_served",
+        ("runs/jobs.py", "backlog=64, authkey=key)", "backlog=64)"),
+    ),
+    mutant(
+        "best-of-for-the-price-of-one",
+        "the best of several trials costs what one of them does",
+        "privacy/test_costs.py::test_the_best_of_several_trials_costs_what_the_theorem_says",
+        (
+            "privacy/record/costs.py",
+            "    return selection.geometric_trials(trial, mean=cost.mean)",
+            "    return trial if selection else trial",
+        ),
+    ),
+)
+
 
 MUTANTS: tuple[Mutant, ...] = (
     *(*UNITS_APART, *NUMBERS, *NOISE, *RECORD, *ACCOUNT, *TELLING),
-    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND),
+    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND, *LOOKED),
 )
