@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from saltflat.cli import main
+from saltflat.errors import DataError
 from saltflat.privacy.accounting.bounds import epsilon
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.accounting.selection import geometric_trials
@@ -329,3 +330,23 @@ def test_a_dry_run_says_what_looking_would_cost(sweep: Call, tmp_path: Path) -> 
     assert "6 trials" in said
     assert "All 6 together: epsilon " in said
     assert not (tmp_path / "out").exists()
+
+
+def test_a_list_of_trials_is_read_without_trust(tmp_path: Path) -> None:
+    lr = kept.Axis("phase.0.optimizer.SGD.lr", "lr", ("1", "2"))
+    good = kept.Sweep("", (lr,), (0,))
+    (tmp_path / "sweep.json").write_text(good.as_json())
+    assert kept.read(tmp_path) == good
+    for old, new in (
+        ('"lr"', '"../../etc"'),
+        ('"mode": "counted"', '"mode": "free"'),
+        ('"mode": "counted"', '"mode": "selected"'),  # without how many are expected
+        ('"seeds": [\n  0\n ]', '"seeds": [0.5]'),
+        ("[", ""),
+        ('"version": 1', '"version": 2'),
+    ):
+        (tmp_path / "sweep.json").write_text(good.as_json().replace(old, new))
+        assert good.as_json() != good.as_json().replace(old, new)
+        assert kept.runs_in(tmp_path) == []
+        with pytest.raises(DataError, match="damaged"):
+            kept.read(tmp_path)

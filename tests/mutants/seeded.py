@@ -1683,8 +1683,8 @@ LOOKED = (
         GOES_ON,
         (
             RUNS_SWEEP,
-            "    names = [WINNER] if found.mode == SELECTED else",
-            '    names = [PRIVATE, "private"] if found.mode == SELECTED else',
+            "        return [WINNER] if self.mode == SELECTED else",
+            "        return [PRIVATE] if self.mode == SELECTED else",
         ),
     ),
     mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from saltflat.cli.settings import CLIENT_FLAGS, FLAGS, Flag, keys_for, value_of
@@ -49,7 +50,8 @@ def _axis(text: str, document: Document, whole: Document) -> Axis:
         raise SettingError(f"--over {name}: {twice[0]} is there twice")
     if dotted(keys) in FIXED:
         raise SettingError(f"--over {name}: {dotted(keys)} is the same for all trials; {FIXED[dotted(keys)]}")
-    return Axis(dotted(keys), name.split(".")[-1].replace("-", "_"), tuple(values))
+    short = re.sub(r"[^A-Za-z0-9_]+", "_", name.split(".")[-1]).strip("_")[-40:] or "setting"
+    return Axis(dotted(keys), short, tuple(values))
 
 
 def split(text: str) -> Iterator[str]:

@@ -135,7 +135,7 @@ def sweep(
         wanted = _there(out, any(asked))
     else:
         wanted = _wanted(recipe, given, sets or [], over or [], data_dir)
-        first = _planned(wanted, machine)[0].recipe.seed
+        first = wanted.seeds[0]
         mode, mean = _mode(select, public, ledger, seeds)
         wanted = replace(
             wanted,
@@ -144,7 +144,17 @@ def sweep(
             mean=mean,
             ledger=None if ledger is None else str(ledger.absolute()),
         )
+        _check_count(wanted)
     _carry_out(wanted, machine, dry_run=dry_run)
+
+
+def _check_count(sweep: Sweep) -> None:
+    from saltflat.runs.sweep import MOST
+
+    if sweep.count > MOST:
+        raise SettingError(
+            f"these are {sweep.count:,} trials, and a sweep has at most {MOST:,}; take fewer values"
+        )
 
 
 def _engine(name: str) -> str:
@@ -202,21 +212,13 @@ def _wanted(
     from saltflat.cli.over import axes_of
     from saltflat.recipes.build import fitted, form_of
     from saltflat.recipes.recipe import current, from_document
-    from saltflat.runs.sweep import MOST, Sweep
+    from saltflat.runs.sweep import Sweep
 
     document = current(documents.read(recipe or USUAL))
     document = document.but(changes(document, given, sets, flags=FLAGS))
     base = from_document(document)
     whole = Document(fitted(base, form_of(base, data_dir)).as_document())
-    found = Sweep(toml.dumps(document.table), axes_of(over, document, whole), (base.seed,))
-    points = 1
-    for axis in found.axes:
-        points *= len(axis.values)
-    if points > MOST:
-        raise SettingError(
-            f"the grid has {points:,} settings, and a sweep has at most {MOST:,}; take fewer values"
-        )
-    return found
+    return Sweep(toml.dumps(document.table), axes_of(over, document, whole), (base.seed,))
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,8 @@ def _ledger_of(folder: Folder, shared: Path | None) -> Path:
     if shared is None and above.repeats.exists():
         return above.ledger
     of = sweep.above(folder.path) if shared is None else None
-    if of is not None:
-        return of[1].book(of[0])
+    if of is not None and (book := of[1].book(of[0])).is_file():
+        return book
     return shared or folder.ledger
 
 

@@ -23,6 +23,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,11 @@ from saltflat.recipes import toml
 from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import LEDGER, SWEEP, Folder, Reading, number, readings
 
-MOST = 10_000  # trials
+MOST = 1000  # trials
+LONGEST = 1 << 20  # bytes of sweep.json
+NAME = re.compile(
+    r"[A-Za-z0-9_-]{1,40}"
+)  # what a setting is called for short: it is a part of a folder's name
 COUNTED, PUBLIC, SELECTED = "counted", "public", "selected"
 PRIVATE, WINNER, RESULT, REPORT = "private", "winner", "result.txt", "report.html"
 
@@ -86,26 +91,38 @@ class Sweep:
     mean: float | None = None
     ledger: str | None = None
 
-    @property
-    def settings(self) -> list[Setting]:
+    @cached_property
+    def settings(self) -> tuple[Setting, ...]:
         """Every point of the grid, the last axis fastest."""
-        found: list[Setting] = []
+        found: dict[str, Setting] = {}
         for values in product(*(axis.values for axis in self.axes)):
             pairs = list(zip(self.axes, values, strict=True))
             name = ",".join(f"{axis.name}={_short(value)}" for axis, value in pairs)[:120]
-            if any(each.name == name for each in found):
-                name = f"{name}~{len(found)}"
-            found.append(Setting(name, tuple((axis.key, value) for axis, value in pairs)))
-        return found
+            name = f"{name}~{len(found)}" if name in found else name
+            found[name] = Setting(name, tuple((axis.key, value) for axis, value in pairs))
+        return tuple(found.values())
 
-    @property
-    def trials(self) -> list[Trial]:
+    @cached_property
+    def trials(self) -> tuple[Trial, ...]:
         """Every trial of a sweep that runs them all."""
-        return [
+        return tuple(
             Trial(setting, seed, f"{setting.name}/seed-{seed}")
             for setting in self.settings
             for seed in self.seeds
-        ]
+        )
+
+    @property
+    def count(self) -> int:
+        """How many trials the grid has, without making them."""
+        return len(self.seeds) * math.prod(len(axis.values) for axis in self.axes)
+
+    @property
+    def shown(self) -> list[str]:
+        """The folders that may be looked at.
+
+        *Guarantee*: of a sweep that releases the best alone, that one's.
+        """
+        return [WINNER] if self.mode == SELECTED else [trial.folder for trial in self.trials]
 
     def book(self, out: Path) -> Path:
         """The ledger that its trials, or their selection, are charged to."""
@@ -135,7 +152,8 @@ def from_json(text: str) -> Sweep:
         toml.keys_of(key), toml.word(value)
     good = told["version"] == 1 and told["mode"] in (COUNTED, PUBLIC, SELECTED) and bool(axes)
     good = good and bool(seeds) and all(type(seed) is int for seed in seeds)
-    good = good and all(axis.values for axis in axes) and math.prod(len(a.values) for a in axes) <= MOST
+    good = good and all(axis.values and NAME.fullmatch(axis.name) for axis in axes)
+    good = good and Sweep("", axes, tuple(seeds)).count <= MOST
     mean = number(told["mean"])
     if not good or (mean is None) is (told["mode"] == SELECTED):
         raise ValueError("this is no sweep")
@@ -151,6 +169,8 @@ def read(out: Path) -> Sweep | None:
     if not place.exists():
         return None
     try:
+        if not place.is_file() or place.stat().st_size > LONGEST:
+            raise ValueError
         return from_json(place.read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError, DataError):
         raise DataError(f"{place} is damaged: bring it back, or go on with each run by itself") from None
@@ -203,28 +223,26 @@ def held(out: Path) -> Iterator[None]:
 
 
 def runs_in(out: Path) -> list[Path]:
-    """The folders of the trials that may be looked at; none if there is no sweep. Read without trust.
+    """The folders that may be looked at (`Sweep.shown`) and are there; none if there is no sweep.
 
-    *Guarantee*: of a sweep that releases the best alone, no trial is among them but that one.
+    Read without trust, as a report does.
     """
     try:
         found = read(out)
     except DataError:
         found = None
-    if found is None:
-        return []
-    names = [WINNER] if found.mode == SELECTED else [trial.folder for trial in found.trials]
-    return [out / name for name in names if (out / name).is_dir()]
+    return [out / name for name in (found.shown if found else ()) if (out / name).is_dir()]
 
 
 def above(run: Path) -> tuple[Path, Sweep] | None:
     """The sweep that a run's folder is a trial of, and its folder."""
-    for out in (run.resolve().parent, run.resolve().parent.parent):
+    place = run.resolve()
+    for out in (place.parent, place.parent.parent):
         try:
             found = read(out)
         except DataError:
             found = None
-        if found is not None and run.resolve() in [each.resolve() for each in runs_in(out)]:
+        if found is not None and place.relative_to(out).as_posix() in found.shown:
             return out, found
     return None
 
@@ -300,9 +318,10 @@ class Standing:
 
 def standings(out: Path, sweep: Sweep) -> list[Standing]:
     """Every setting, the best first."""
-    found = []
-    for setting in sweep.settings:
-        folders = [out / trial.folder for trial in sweep.trials if trial.setting == setting]
+    found, places = [], dict[Setting, list[Path]]()
+    for trial in sweep.trials:
+        places.setdefault(trial.setting, []).append(out / trial.folder)
+    for setting, folders in places.items():
         scores = tuple(score for folder in folders if (score := score_of(folder)) is not None)
         found.append(Standing(setting, scores, len(folders), sum(map(has_ended, folders))))
     return sorted(found, key=lambda each: each.place)
@@ -327,7 +346,7 @@ class Looked:
 def looked(out: Path, sweep: Sweep, delta: float) -> Looked | None:
     """What is on record; None where there is no ledger yet. LedgerError if it cannot be trusted."""
     place = sweep.book(out)
-    if not place.exists():
+    if not place.is_file():
         return None
     history = read_ledger(place)
     unit, adjacency = history.unit or ("example", "add-or-remove")
@@ -446,6 +465,7 @@ class Drawn:
         )
 
     def trials(self, sweep: Sweep) -> list[Trial]:
+        """Those trials, in the private folder."""
         settings = sweep.settings
         pairs = enumerate(zip(self.settings, self.seeds, strict=True))
         return [Trial(settings[each], seed, f"{PRIVATE}/trial-{k:04d}") for k, (each, seed) in pairs]
