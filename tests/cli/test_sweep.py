@@ -291,6 +291,8 @@ MISTAKES = {
     ("--over", "lr=1,,2"): "has no values, or an empty one",
     ("--over", "lr=1,1"): "is there twice",
     ("--over", "lr=1", "--over", "phase.0.optimizer.SGD.lr=2"): "is varied twice",
+    ("--over", "lr=1,1.0"): "one and the same recipe",
+    ("--over", "momentum=0,0.5", "--over", "phase.0.optimizer={SGD = {lr = 1}}"): "one and the same recipe",
     ("--over", "raduis=1"): "the recipe has no such setting",
     ("--over", "seed=1,2"): "give --seeds instead",
     ("--over", "data=mnist,digits"): "a sweep is on one data set",

@@ -261,6 +261,15 @@ def _planned(sweep: Sweep, machine: Machine) -> list[Planned]:
                 "in advance; sweep a recipe without until, or train each by itself"
             )
         found.append(Planned(setting, recipe, plan))
+    same: dict[str, str] = {}
+    for each in found:
+        text = each.recipe.as_toml()
+        if text in same:
+            raise SettingError(
+                f"{same[text]} and {each.setting.name} are one and the same recipe: one --over overrides another, or "
+                "a value is there in two spellings"
+            )
+        same[text] = each.setting.name
     kinds = {each.plan.adjacency for each in found}
     if len(kinds) > 1:
         raise SettingError(
@@ -342,7 +351,7 @@ def _announce(sweep: Sweep, planned: Sequence[Planned], cost: BestOf | None, con
     count = len(sweep.trials)
     _say(
         console,
-        f"Sweep: {over}; {len(sweep.seeds)} seeds each: {count} trials. The phases above are the first's.",
+        f"Sweep: {over}; {_seeds(sweep)}: {count} trials. The phases above are the first's.",
     )
     if sweep.mode == "public":
         _say(console, "The examples are declared public: nothing is charged to a private record.")
@@ -352,6 +361,10 @@ def _announce(sweep: Sweep, planned: Sequence[Planned], cost: BestOf | None, con
         f"All {count} together: epsilon {rounded_up(_joint(sweep, planned), 4)} at delta {delta:g} (unit: one {unit}), "
         "planned.",
     )
+
+
+def _seeds(sweep: Sweep) -> str:
+    return f"{len(sweep.seeds)} seeds each" if len(sweep.seeds) > 1 else "one seed each"
 
 
 def _joint(sweep: Sweep, planned: Sequence[Planned]) -> float:
