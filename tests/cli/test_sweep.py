@@ -18,7 +18,8 @@ from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.accounting.selection import geometric_trials
 from saltflat.privacy.limits import rounded_up
 from saltflat.privacy.record.costs import BestOf
-from saltflat.privacy.record.history import read
+from saltflat.privacy.record.history import Budget, read
+from saltflat.privacy.record.ledger import Ledger
 from saltflat.recipes import recipe
 from saltflat.report.folder import gather
 from saltflat.report.page import page
@@ -241,6 +242,14 @@ def test_a_copy_of_a_selection_releases_no_second_winner(
     assert "would pass what was claimed" in errors
     assert not (tmp_path / "copy" / "winner").exists()
 
+    small = tmp_path / "small.ledger"  # a selection that does not fit is not begun
+    Ledger.open(small, dataset="digits", budget=Budget(epsilon=0.1, delta=1e-5)).close()
+    words = ("--over", "lr=1,8", "--select", 4, "--out", tmp_path / "refused", "--ledger", small)
+    code, _, errors = sweep(*words)
+    assert code == 2
+    assert "nothing was charged" in errors
+    assert not (tmp_path / "refused").exists()
+
 
 @pytest.mark.slow
 def test_public_examples_are_on_no_private_record(sweep: Call, tmp_path: Path) -> None:
@@ -296,6 +305,7 @@ MISTAKES = {
     ("--over", "raduis=1"): "the recipe has no such setting",
     ("--over", "seed=1,2"): "give --seeds instead",
     ("--over", "data=mnist,digits"): "a sweep is on one data set",
+    ("--over", "public.count=1,2"): "examples are public in all of them or in none",
     ("--over", "lr=-1,2"): "--over phase.0.optimizer.SGD.lr=-1",
     ("--over", "phase.0.method.SAT.raduis=1"): "raduis",
     ("--over", "lr=1,2", "--seeds", "0"): "--seeds is a whole number",

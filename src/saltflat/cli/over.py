@@ -19,7 +19,8 @@ FIXED = {  # what all trials share, and why
     **dict.fromkeys(
         ("data", "table", "test", "classes", "target_range", "size"), "a sweep is on one data set"
     ),
-    **dict.fromkeys(("version", "clients.count"), "it is no choice"),
+    **dict.fromkeys(("version", "clients.count", "clients.user"), "it is no choice"),
+    "public": "examples are public in all of them or in none",
 }
 
 
@@ -48,8 +49,10 @@ def _axis(text: str, document: Document, whole: Document) -> Axis:
     twice = [value for value in values if values.count(value) > 1]
     if twice:
         raise SettingError(f"--over {name}: {twice[0]} is there twice")
-    if dotted(keys) in FIXED:
-        raise SettingError(f"--over {name}: {dotted(keys)} is the same for all trials; {FIXED[dotted(keys)]}")
+    above = [dotted(keys[:end]) for end in range(1, len(keys) + 1)]
+    fixed = next((each for each in above if each in FIXED), None)
+    if fixed is not None:
+        raise SettingError(f"--over {name}: {fixed} is the same for all trials; {FIXED[fixed]}")
     short = re.sub(r"[^A-Za-z0-9_]+", "_", name.split(".")[-1]).strip("_")[-40:] or "setting"
     return Axis(dotted(keys), short, tuple(values))
 

@@ -234,9 +234,7 @@ class Planned:
         """The most steps of each cost that a trial of it may take over all its starts."""
         from saltflat.recipes.build import with_spare
 
-        if any(
-            callable(phase.noise_schedule) for phase in self.plan.phases
-        ):  # what ran again is at any place of it
+        if any(callable(phase.noise_schedule) for phase in self.plan.phases):  # any place of it may run again
             return {cost: n + 2 * self.recipe.spare for cost, n in self.plan.by_cost().items()}
         return dict(with_spare(self.plan, self.recipe.spare).by_cost())
 
@@ -577,7 +575,8 @@ def _undo(out: Path, sweep: Sweep) -> None:
         history = read(book) if book.exists() else None
         if any((out / trial.folder).exists() for trial in sweep.trials):
             return
-        if history is not None and (own_runs(history, out, sweep) or (book == own and history.steps())):
+        runs = [] if history is None else own_runs(history, out, sweep)
+        if history is not None and history.steps(None if book == own else runs):
             return
         if (out / PRIVATE).exists():
             shutil.rmtree(out / PRIVATE)

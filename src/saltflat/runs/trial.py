@@ -59,7 +59,8 @@ def _one(task: Mapping[str, Any], ask: Ask) -> None:
     folder = Folder(Path(task["folder"]))
     if has_ended(folder.path):
         return
-    torch.set_num_threads(task["threads"]) if task["threads"] else None
+    if task["threads"]:
+        torch.set_num_threads(task["threads"])
     until = time.monotonic() + PATIENCE
     while True:
         try:
