@@ -1589,6 +1589,7 @@ AROUND = (
 )
 
 SWEEP, RUNS_SWEEP, CLERK = "cli/sweep.py", "runs/sweep.py", "runs/clerk.py"
+PLANNED, SELECTED = "runs/planned.py", "runs/selected.py"
 ALL_CHARGED = "cli/test_sweep.py::test_every_trial_is_charged_and_the_winner_is_named_with_what_looking_cost"
 BEST_LEFT = "cli/test_sweep.py::test_only_the_best_of_a_selection_is_left"
 GOES_ON = "cli/test_sweep.py::test_a_selection_that_goes_on_draws_nothing_anew_and_pays_once"
@@ -1637,7 +1638,7 @@ LOOKED = (
         "selected-without-spare-steps",
         "a selection is not charged for the steps that its trials may take again after a kill",
         BEST_LEFT,
-        (SWEEP, "with_spare(self.plan, self.recipe.spare).by_cost()", "with_spare(self.plan, 0).by_cost()"),
+        (PLANNED, "with_spare(self.plan, self.recipe.spare).by_cost()", "with_spare(self.plan, 0).by_cost()"),
     ),
     mutant(
         "selected-and-losers-kept",
@@ -1654,7 +1655,7 @@ LOOKED = (
         "the winner of a selection keeps the statement that it had as a trial",
         BEST_LEFT,
         (
-            SWEEP,
+            SELECTED,
             "    said = state(event_of(cost), declared,",
             "    said = own or state(event_of(cost), declared,",
         ),
@@ -1669,13 +1670,13 @@ LOOKED = (
         "selected-among-unequal-costs",
         "a selection draws among settings that cost more than the one that is charged",
         "cli/test_sweep.py::test_a_mistake_is_one_line_and_leaves_nothing",
-        (SWEEP, "if any(each.most != planned[0].most for each in planned):", "if not planned:"),
+        (SELECTED, "if any(each.most != planned[0].most for each in planned):", "if not planned:"),
     ),
     mutant(
         "selected-twice",
         "a copy of a selection's folder releases a second winner for one price",
         "cli/test_sweep.py::test_a_copy_of_a_selection_releases_no_second_winner",
-        (SWEEP, "lambda used: sum(used.values()) <= 1", "lambda used: True"),
+        (SELECTED, "lambda used: sum(used.values()) <= 1", "lambda used: True"),
     ),
     mutant(
         "selected-and-reported",
@@ -1703,7 +1704,7 @@ LOOKED = (
         "asked-by-anybody",
         "whoever finds the socket of a sweep may charge its ledger",
         "runs/test_clerk.py::test_who_does_not_know_the_secret_is_not_served",
-        ("runs/jobs.py", "backlog=64, authkey=key)", "backlog=64)"),
+        ("runs/jobs.py", "key = os.urandom(32)", 'key = b"guessed"'),
     ),
     mutant(
         "best-of-for-the-price-of-one",

@@ -108,7 +108,7 @@ def test_who_does_not_know_the_secret_is_not_served(book: Ledger) -> None:
     clerk = Clerk(book, [TASK])
     with jobs._counter(clerk, "") as counter:
         with pytest.raises((jobs.multiprocessing.AuthenticationError, EOFError, OSError)):
-            Client(counter.address, authkey=b"guessed").recv_bytes()
+            Client(counter.address, authkey=b"guessed")
         assert counter.came == 0
         seen: list[object] = []
         worker = threading.Thread(

@@ -7,11 +7,9 @@ import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,12 +29,11 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
-    from saltflat.core.plan import Plan
-    from saltflat.privacy.record.costs import BestOf, Cost
-    from saltflat.privacy.record.ledger import Claim
+    from saltflat.privacy.record.costs import BestOf
     from saltflat.recipes import Recipe
     from saltflat.runs.clerk import Clerk, Task
-    from saltflat.runs.sweep import Setting, Sweep, Trial
+    from saltflat.runs.planned import Planned
+    from saltflat.runs.sweep import Sweep, Trial
 
 USUAL = "digits"  # the recipe, where none is named
 MOST_JOBS = 1024
@@ -221,66 +218,13 @@ def _wanted(
     return Sweep(toml.dumps(document.table), axes_of(over, document, whole), (base.seed,))
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A setting as a recipe of its own, and its plan."""
-
-    setting: Setting
-    recipe: Recipe
-    plan: Plan
-
-    @property
-    def most(self) -> dict[Cost, int]:
-        """The most steps of each cost that a trial of it may take over all its starts."""
-        from saltflat.recipes.build import with_spare
-
-        if any(callable(phase.noise_schedule) for phase in self.plan.phases):  # any place of it may run again
-            return {cost: n + 2 * self.recipe.spare for cost, n in self.plan.by_cost().items()}
-        return dict(with_spare(self.plan, self.recipe.spare).by_cost())
-
-
-def _planned(sweep: Sweep, machine: Machine) -> list[Planned]:
-    """Every setting of the grid, checked: a mistake in one is told before anything runs."""
-    from saltflat.recipes.build import fitted, form_of, plan_of, size_of
-    from saltflat.recipes.recipe import from_document
-
-    document = documents.parse(sweep.recipe, "the sweep's recipe")
-    found = []
-    for setting in sweep.settings:
-        asked = [
-            (toml.keys_of(key), toml.word(value), f"--over {key}={value}") for key, value in setting.changes
-        ]
-        recipe = from_document(document.but(asked))
-        recipe = fitted(recipe, form_of(recipe, machine.data_dir))
-        plan = plan_of(recipe, size_of(recipe))
-        if plan.data_driven:
-            raise SettingError(
-                f"{setting.name}: results decide when its noise changes, so what all trials cost together is not fixed "
-                "in advance; sweep a recipe without until, or train each by itself"
-            )
-        found.append(Planned(setting, recipe, plan))
-    same: dict[str, str] = {}
-    for each in found:
-        text = each.recipe.as_toml()
-        if text in same:
-            raise SettingError(
-                f"{same[text]} and {each.setting.name} are one and the same recipe: one --over overrides another, or "
-                "a value is there in two spellings"
-            )
-        same[text] = each.setting.name
-    kinds = {each.plan.adjacency for each in found}
-    if len(kinds) > 1:
-        raise SettingError(
-            "the settings differ in their draw, and costs of different adjacencies do not add up"
-        )
-    return found
-
-
 def _carry_out(sweep: Sweep, machine: Machine, *, dry_run: bool) -> None:
     from saltflat.recipes.build import check_shapes, form_of
     from saltflat.runs import sweep as kept
+    from saltflat.runs.planned import planned_of
+    from saltflat.runs.selected import best_of
 
-    console, planned = screen(), _planned(sweep, machine)
+    console, planned = screen(), planned_of(sweep, machine.data_dir)
     cost = best_of(sweep, planned)
     _announce(sweep, planned, cost, console)
     for each in planned:
@@ -307,36 +251,15 @@ def _carry_out(sweep: Sweep, machine: Machine, *, dry_run: bool) -> None:
         raise
 
 
-def best_of(sweep: Sweep, planned: Sequence[Planned]) -> BestOf | None:
-    """What releasing the best alone costs, whichever setting it has; None where all trials are charged.
-
-    *Guarantee*: the theorem is about one mechanism that draws a setting and trains with it; so all settings must cost
-    the same, and what a trial may take over all its starts, spare steps too, is what is charged.
-    """
-    from saltflat.privacy.record.costs import BestOf
-
-    if sweep.mean is None:
-        return None
-    if any(each.most != planned[0].most for each in planned):
-        raise SettingError(
-            "--select needs settings that all cost the same, and these differ in noise, rate or steps: sweep what "
-            "changes no cost, such as lr or clip_norm, or leave --select out"
-        )
-    pairs = {cost: n for cost, n in planned[0].most.items() if isinstance(cost, tuple)}
-    scheduled = any(callable(phase.noise_schedule) for phase in planned[0].plan.phases)
-    if len(pairs) < len(planned[0].most) or scheduled:
-        raise SettingError("--select is for Poisson draws and noise without a schedule; leave it out")
-    return BestOf(sweep.mean, tuple((rate, noise, n) for (rate, noise), n in pairs.items()))
-
-
 def _announce(sweep: Sweep, planned: Sequence[Planned], cost: BestOf | None, console: Console) -> None:
     from saltflat.cli.running import announce
     from saltflat.privacy.record.history import epsilon_of
+    from saltflat.runs.planned import joint_of
 
     first = planned[0]
     announce(first.recipe, first.plan, console)
     over = "; ".join(f"{axis.key} over {', '.join(axis.values)}" for axis in sweep.axes)
-    unit, delta = _unit(first.recipe), first.recipe.delta
+    unit, delta = first.unit, first.recipe.delta
     if cost is not None:
         spent = epsilon_of({cost: 1}, delta, first.plan.adjacency)
         _say(
@@ -356,8 +279,8 @@ def _announce(sweep: Sweep, planned: Sequence[Planned], cost: BestOf | None, con
         return
     _say(
         console,
-        f"All {count} together: epsilon {rounded_up(_joint(sweep, planned), 4)} at delta {delta:g} (unit: one {unit}), "
-        "planned.",
+        f"All {count} together: epsilon {rounded_up(joint_of(sweep, planned), 4)} at delta {delta:g} (unit: one "
+        f"{unit}), planned.",
     )
 
 
@@ -365,25 +288,12 @@ def _seeds(sweep: Sweep) -> str:
     return f"{len(sweep.seeds)} seeds each" if len(sweep.seeds) > 1 else "one seed each"
 
 
-def _joint(sweep: Sweep, planned: Sequence[Planned]) -> float:
-    """The epsilon of all trials, as planned."""
-    from saltflat.privacy.record.history import epsilon_of
-
-    total: Counter[Any] = Counter()
-    for each in planned:
-        total.update({cost: n * len(sweep.seeds) for cost, n in each.plan.by_cost().items()})
-    return epsilon_of(total, planned[0].recipe.delta, planned[0].plan.adjacency)
-
-
-def _unit(recipe: Recipe) -> str:
-    return "example" if recipe.clients is None else "client"
-
-
 def _run(
     sweep: Sweep, planned: Sequence[Planned], cost: BestOf | None, machine: Machine, console: Console
 ) -> None:
     """Every trial that has not ended, then what they say together."""
     from saltflat.privacy.record.ledger import Ledger
+    from saltflat.runs.selected import claimed, release
     from saltflat.runs.sweep import PRIVATE, WINNER, drawn
 
     out, first = machine.out.absolute(), planned[0]
@@ -397,7 +307,7 @@ def _run(
         return
     if not (out / WINNER).exists():
         trials = drawn(out, sweep).trials(sweep)
-        with _claimed(sweep, cost, first, out):
+        with claimed(sweep, cost, first, out):
             pass
         private = out / PRIVATE / LEDGER
         with Ledger.open(private, dataset=name) as book:
@@ -410,77 +320,10 @@ def _run(
                 f"a trial could not run ({again[0]}); everything is kept in {machine.out}, and {out.name}/{PRIVATE} is "
                 f"private: when that is mended, run {machine.again}"
             )
-        _release(sweep, cost, planned, trials, out)
+        release(sweep, cost, planned, trials, out)
     if (out / PRIVATE).exists():
         shutil.rmtree(out / PRIVATE)
     _tell(sweep, first.recipe, machine, console, {})
-
-
-@contextmanager
-def _claimed(sweep: Sweep, cost: BestOf, first: Planned, out: Path) -> Iterator[Claim]:
-    """The whole selection, charged once, before its first trial; a start after a kill finds it charged."""
-    from saltflat.privacy.record.ledger import Ledger
-    from saltflat.runs.identity import begin_identity, identity_of
-
-    begin_identity(out)
-    with (
-        Ledger.open(sweep.book(out), dataset=first.recipe.data) as book,
-        book.run(
-            str(out), unit=_unit(first.recipe), adjacency=first.plan.adjacency, identity=identity_of(out)
-        ) as run,
-    ):
-        yield run.claim(cost)
-
-
-def _released_once(claim: Claim, model: Path) -> None:
-    """Put on record which model this selection releases: another one, of a copy of its folder, is not paid for."""
-    name = f"model {sha256(model.read_bytes()).hexdigest()[:32]}"
-    if name not in claim.used:
-        claim.draw(lambda used: sum(used.values()) <= 1, **{name: 1})
-
-
-def _release(
-    sweep: Sweep, cost: BestOf, planned: Sequence[Planned], trials: Sequence[Trial], out: Path
-) -> None:
-    """Move the best trial out of the private folder, with the statement of the selection in the place of its own."""
-    from saltflat.privacy.record import durable
-    from saltflat.privacy.record.costs import event_of
-    from saltflat.privacy.record.statement import Declared, from_json, state
-    from saltflat.runs.identity import IDENTITY
-    from saltflat.runs.layout import Folder
-    from saltflat.runs.sweep import WINNER, released_readings, score_of
-
-    scored = [
-        (score.key, -k, trial) for k, trial in enumerate(trials) if (score := score_of(out / trial.folder))
-    ]
-    if not scored:
-        raise DataError(
-            "no trial ended with a score, so nothing is released; what was charged stays charged. Take "
-            f"{out.name} away to begin another sweep, which is charged anew"
-        )
-    best = Folder(out / max(scored)[2].folder)
-    own, recipe = from_json(best.statement.read_text(encoding="utf-8")), planned[0].recipe
-    declared = Declared(
-        delta=recipe.delta,
-        size=planned[0].plan.size,
-        unit=own.unit,
-        released=(
-            "the winner's settings, test score, final weights and every intermediate update",
-            "nothing of the other trials: not how many there were, nor their settings, scores or weights",
-        ),
-        public=own.public,
-        features=own.features,
-    )
-    said = state(event_of(cost), declared, adjacency=planned[0].plan.relation)
-    durable.replace(best.statement_text, f"{said.as_text()}\n".encode())
-    durable.replace(best.statement, f"{said.as_json()}\n".encode())
-    durable.replace(best.metrics, released_readings(best.metrics, said.epsilon))
-    durable.replace(best.path / IDENTITY, (out / IDENTITY).read_bytes())
-    shutil.rmtree(best.checkpoints, ignore_errors=True)
-    with _claimed(sweep, cost, planned[0], out) as claim:
-        _released_once(claim, best.model)
-    best.path.rename(out / WINNER)  # from here on it is released
-    durable.sync_folder(out)
 
 
 def _tasks(
@@ -515,11 +358,13 @@ def _tasks(
 
 def _selection(sweep: Sweep, planned: Sequence[Planned]) -> str:
     """What a trial's statement says of how settings are chosen."""
+    from saltflat.runs.planned import joint_of
+
     if sweep.mode == "selected":
         return "PRIVATE: a trial of a selection, of which only the best is released; this statement is not."
     if sweep.mode == "public":
         return "This is a trial on examples that were declared public, to choose settings for other data."
-    count, spent = len(sweep.trials), rounded_up(_joint(sweep, planned), 4)
+    count, spent = len(sweep.trials), rounded_up(joint_of(sweep, planned), 4)
     return (
         f"This is one of {count} trials of a sweep on this data: choosing among them costs what all of them cost "
         f"together, epsilon {spent} at delta {planned[0].recipe.delta:g} as planned, and not the epsilon above."
