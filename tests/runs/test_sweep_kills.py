@@ -37,18 +37,35 @@ optimizer = {{SGD = {{lr = 2.0}}}}
 """
 # Every process that opens a door writes a line before it does, wherever it runs: the truth.
 COUNTS = """
+import importlib.util
 import os
-import saltflat.core.step as step
+import sys
 
-whole, place = step.open_door, os.environ["OPENED"]
 
-def opened(*given, **settings):
-    line = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.write(line, f"{os.getpid()}\\n".encode())
-    os.close(line)
-    return whole(*given, **settings)
+def counting(step):
+    whole, place = step.open_door, os.environ["OPENED"]
 
-step.open_door = opened
+    def opened(*given, **settings):
+        line = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(line, f"{os.getpid()}\\n".encode())
+        os.close(line)
+        return whole(*given, **settings)
+
+    step.open_door = opened
+
+
+class Finder:  # a process that trains nothing loads nothing
+    def find_spec(self, name, path=None, target=None):
+        if name != "saltflat.core.step":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        whole = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: (whole(module), counting(module))
+        return spec
+
+
+sys.meta_path.insert(0, Finder())
 """
 
 

@@ -163,7 +163,11 @@ def _joined_ray(count: int) -> str:
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if "RAY_ADDRESS" not in os.environ:
             quiet |= {"num_cpus": max(count, os.cpu_count() or 1), "include_dashboard": False}
-        ray.init(**quiet)
+        try:
+            ray.init(**quiet)
+        except Exception as error:  # of any kind: whatever keeps it from beginning
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise SettingError(f"Ray could not begin ({first}); --engine processes needs none") from None
     return str(ray.util.get_node_ip_address()) if len(ray.nodes()) > 1 else ""
 
 
