@@ -172,6 +172,33 @@ def test_a_collate_that_mixes_units(collate: Any) -> None:
         sf.fit(plain(), CRITERION, units, plan=plan(phase(steps=3), rate=0.5, size=200), delta=1e-4)
 
 
+class Remembered:
+    """Units that are read divided by the largest number that was ever read, less the mean of them, or with the last."""
+
+    def __init__(self, way: str) -> None:
+        (self.x, self.y), self.way = narrow(200), way
+        self.count, self.top, self.sum, self.read, self.last = 200, 1e-9, 0.0, 0, 0.0
+
+    def take(self, which: Any) -> tuple[Tensor, Tensor]:
+        rows, labels = self.x[torch.as_tensor(which)], self.y[torch.as_tensor(which)]
+        if self.way == "last":
+            rows, self.last = rows + self.last, rows[-1] if len(rows) else self.last
+        elif self.way == "largest":
+            self.top = max([self.top, *rows.abs().flatten().tolist()])
+            rows = rows / self.top
+        else:
+            self.sum, self.read = self.sum + rows.sum(0), self.read + len(rows)
+            rows = rows - self.sum / max(1, self.read)
+        return rows, labels
+
+
+@pytest.mark.parametrize("way", ["largest", "mean", "last"])
+def test_units_that_remember_who_was_read_before(way: str) -> None:
+    """One unit of one step would change the rows of everybody who is read later."""
+    with pytest.raises(DataError, match="or were before"):
+        sf.fit(plain(), CRITERION, Remembered(way), plan=plan(phase(steps=3), rate=0.5, size=200), delta=1e-4)
+
+
 class Windows(torch.utils.data.Dataset):
     """Documents that are cut into windows, each a row."""
 

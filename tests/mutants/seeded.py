@@ -284,13 +284,31 @@ UNITS_APART = (
         hole=4,
     ),
     mutant(
+        "a-dataset-that-remembers",
+        "what is read of a unit after others is not compared with what it was before",
+        HOSTILE + "test_units_that_remember_who_was_read_before[largest]",
+        ("core/reading.py", "and not _near(before, after, beside)", "and False"),
+        hole=4,
+    ),
+    mutant(
+        "clients-that-know-of-others",
+        "what is read of clients together is not compared with what is read of each",
+        "federated/test_contribution.py::test_clients_whose_rows_know_of_others[company]",
+        (
+            "federated/contribution.py",
+            "        check_each_read(take, units, lambda client: client.rows)\n",
+            "        return\n",
+        ),
+        hole=4,
+    ),
+    mutant(
         "reading-tried-once",
         "batches that are read later are not looked at",
         HOSTILE + "test_a_collate_that_mixes_units[one_in_many]",
         (
             "core/step.py",
-            "        if private.form is not None:\n            check_read",
-            "        if False:\n            check_read",
+            "        if read_again is not None:\n",
+            "        if False:\n",
         ),
         hole=4,
     ),
