@@ -249,6 +249,18 @@ UNITS_APART = (
         ),
     ),
     mutant(
+        "features-that-remember",
+        "a stage of one's own is not tried after other rows",
+        "features/test_features.py::TestOnesOwn::test_a_stage_that_mixes_or_remembers[module0]",
+        ("features/stages.py", "for found in (others, after)]", "for found in (others,)]"),
+    ),
+    mutant(
+        "features-vouched-for",
+        "the statement says of a stage that is not ours that no private row is in it",
+        "features/test_features.py::TestOnesOwn::test_the_statement_does_not_vouch_for_them_and_prints_no_row",
+        ("privacy/record/statement.py", 'if "declared by its maker" in self.features:', "if False:"),
+    ),
+    mutant(
         "features-over-the-batch",
         "features are scaled by the length of a column, in which all examples of a batch are",
         "features/test_features.py::test_an_examples_features_depend_on_it_alone[whitened]",
@@ -286,7 +298,7 @@ UNITS_APART = (
     mutant(
         "a-dataset-that-remembers",
         "what is read of a unit after others is not compared with what it was before",
-        HOSTILE + "test_units_that_remember_who_was_read_before[largest]",
+        HOSTILE + "test_units_that_remember_who_was_read_before[mean]",
         ("core/reading.py", "and not _near(before, after, beside)", "and False"),
         hole=4,
     ),
