@@ -462,7 +462,7 @@ class TestOnesOwn:
             assert "declared by its maker to hold nothing of private data" in found
             assert "tensor" not in found
             cost = phase_event(0.1, 1.0, 10)
-            said = str(state(cost, Declared(delta=1e-5, size=50, features=found)))
+            said = state(cost, Declared(delta=1e-5, size=50, features=found)).as_text()
             assert "no epsilon covers a statistic of private rows in it" in said
             assert "made without private data" not in said
 

@@ -1345,6 +1345,26 @@ GNMAX, TEACHERS = "pate/gnmax.py", "pate/teachers.py"
 
 OF_VOTES = (
     mutant(
+        "teachers-that-share",
+        "several teachers may be one network, so that one unit changes the votes of all who come later",
+        VOTES + "TestTeachers::test_what_several_teachers_share_is_refused[a network]",
+        (
+            TEACHERS,
+            "        if not torch.allclose(outputs, again,",
+            "        if False and not torch.allclose(outputs, again,",
+        ),
+    ),
+    mutant(
+        "dropout-of-other-teachers",
+        "what a teacher's random layers draw depends on how many rows the teachers before it had",
+        VOTES + "TestTeachers::test_what_random_layers_draw_is_a_teachers_own",
+        (
+            "pate/fitting.py",
+            "        torch.manual_seed(seed)\n        return _fitted(",
+            "        return _fitted(",
+        ),
+    ),
+    mutant(
         "teachers-by-place",
         "a row goes to a teacher by its place, so that whoever leaves moves all that come after",
         VOTES + "TestLayouts::test_examples_go_by_what_they_hold",
