@@ -477,6 +477,35 @@ def test_what_a_loss_remembers_of_earlier_rows() -> None:
         train(plain(), loss, narrow())
 
 
+class Noting(nn.Module):
+    """Writes rows down as numbers, and registers one as a buffer on the way; the file of its state has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.lines, self.seen, self.by_name = plain(), [[0.5]], set(), {"first": 1}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lines.append(x.detach()[0].tolist())
+        self.seen.add(float(x.detach().sum()))
+        self.by_name["last"] = float(x.detach().max())
+        self.register_buffer("late", x.detach().clone())
+        return self.inner(x)
+
+    def get_extra_state(self) -> Any:
+        return [self.lines, self.seen]
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def test_rows_that_forward_notes_as_numbers_are_taken_out_too() -> None:
+    model = Noting()
+    before = {**model.state_dict()}
+    train(model, CRITERION, narrow())
+    assert (model.lines, model.seen, model.by_name) == ([[0.5]], set(), {"first": 1})
+    assert model.state_dict().keys() == before.keys()
+    assert [name for name, _ in model.named_buffers()] == []
+
+
 class Stashing(nn.Module):
     """Keeps what it last saw, as models do that show their attention; nothing is computed from it."""
 

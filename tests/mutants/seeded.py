@@ -296,6 +296,20 @@ UNITS_APART = (
         hole=4,
     ),
     mutant(
+        "rows-left-as-numbers",
+        "what forward writes down of private rows in lists and sets stays in the model",
+        HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
+        (SPOT, "if new or _grew(value, self.plain[name].get(key)):", "if new:"),
+        hole=4,
+    ),
+    mutant(
+        "rows-left-in-buffers",
+        "a buffer that forward registers on the way stays in the model",
+        HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
+        (SPOT, "                del module._buffers[key]\n", "                pass\n"),
+        hole=4,
+    ),
+    mutant(
         "a-dataset-that-remembers",
         "what is read of a unit after others is not compared with what it was before",
         HOSTILE + "test_units_that_remember_who_was_read_before[mean]",

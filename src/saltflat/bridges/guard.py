@@ -84,7 +84,7 @@ class Guard:
         self._left = self._marks()
 
     def _marks(self) -> dict[str, tuple[float, int]]:
-        """Of the weights, and of what the optimizer remembers: a momentum that is written to moves them one step later."""
+        """Of the weights, and of what the optimizer remembers: whoever writes to a momentum moves them later."""
         return {**marks(self.model), **_remembered(self.model, self._optimizer)}
 
     def close(self) -> None:
