@@ -249,6 +249,16 @@ UNITS_APART = (
         ),
     ),
     mutant(
+        "authors-without-a-name",
+        "comments whose author has no name are each a unit of its own",
+        "data/test_text.py::TestAuthors::test_names_that_are_none",
+        (
+            "data/text.py",
+            "if not all(isinstance(author, str | int | np.integer)",
+            "if False and not all(author",
+        ),
+    ),
+    mutant(
         "features-that-remember",
         "a stage of one's own is not tried after other rows",
         "features/test_features.py::TestOnesOwn::test_a_stage_that_mixes_or_remembers[module0]",

@@ -217,12 +217,19 @@ class Held:
 
 def _grew(now: object, then: object) -> bool:
     """Whether a list, a dictionary or a set of plain things has others in it than it had."""
-    if type(now) not in (list, dict, set) or type(now) is not type(then):
+    mine, before = _inside(now), _inside(then)
+    if mine is None or before is None:
         return False
-    mine, before = (list(each.values() if isinstance(each, dict) else each) for each in (now, then))  # type: ignore[attr-defined]
     if any(isinstance(each, nn.Parameter | nn.Module) for each in (*mine, *before)):
         return False  # weights that a layer lists, which others may have moved to a device
     return len(mine) != len(before) or any(one is not other for one, other in zip(mine, before, strict=True))
+
+
+def _inside(value: object) -> list[object] | None:
+    """What is in a list, a dictionary or a set; None of anything else."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, list | set) else None
 
 
 def _put_back(module: nn.Module, key: str, before: Mapping[str, object]) -> None:
