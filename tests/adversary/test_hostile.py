@@ -506,6 +506,29 @@ def test_rows_that_forward_notes_as_numbers_are_taken_out_too() -> None:
     assert [name for name, _ in model.named_buffers()] == []
 
 
+class Shared(nn.Module):
+    """Two layers with one buffer, a norm whose places for statistics are empty, and a list of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.other, self.sizes = plain(), nn.InstanceNorm1d(3), nn.Identity(), [4, 3]
+        self.inner.register_buffer("mask", torch.ones(4))
+        self.other.register_buffer("mask", self.inner.mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.other.mask) + 0 * self.norm(x.new_ones(len(x), 3, 4)).sum(
+            (1, 2)
+        ).unsqueeze(1)
+
+
+def test_what_a_model_had_at_first_stays_there() -> None:
+    model = Shared()
+    train(model, CRITERION, narrow())
+    assert model.other.mask is model.inner.mask
+    assert (model.norm.running_mean, model.sizes) == (None, [4, 3])
+    model(narrow()[0])
+
+
 class Stashing(nn.Module):
     """Keeps what it last saw, as models do that show their attention; nothing is computed from it."""
 

@@ -316,7 +316,7 @@ UNITS_APART = (
         "rows-left-in-buffers",
         "a buffer that forward registers on the way stays in the model",
         HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
-        (SPOT, "                del module._buffers[key]\n", "                pass\n"),
+        (SPOT, "                    del module._buffers[key]\n", "                    pass\n"),
         hole=4,
     ),
     mutant(

@@ -178,7 +178,7 @@ class Held:
     """What a model must keep while it trains: every tensor that is not trained; and what else it holds at first."""
 
     tensors: Mapping[str, Tensor] = field(repr=False)
-    buffers: frozenset[str] = field(repr=False)
+    buffers: Mapping[str, bool] = field(repr=False)  # by every name that they have; whether there was one
     plain: Mapping[str, Mapping[str, object]] = field(repr=False)  # attributes of every layer
 
     @classmethod
@@ -189,7 +189,12 @@ class Held:
             name: {key: shallow(value) for key, value in vars(module).items() if key not in _TORCHS_OWN}
             for name, module in model.named_modules()
         }
-        return cls(tensors, frozenset(name for name, _ in model.named_buffers()), plain)
+        buffers = {
+            f"{name}.{key}": leaf is not None
+            for name, module in model.named_modules()
+            for key, leaf in module._buffers.items()
+        }
+        return cls(tensors, buffers, plain)
 
     def clear(self, model: nn.Module) -> None:
         """Take out what forward left in the model, a map of attention or the last batch: it is made of private rows.
@@ -199,8 +204,13 @@ class Held:
         a set got, whatever it is: a row is one as a list of numbers too.
         """
         for name, module in model.named_modules():
-            for key in [key for key in module._buffers if f"{name}.{key}".lstrip(".") not in self.buffers]:
-                del module._buffers[key]
+            for key in [key for key in module._buffers if not self.buffers.get(f"{name}.{key}")]:
+                if (
+                    f"{name}.{key}" in self.buffers
+                ):  # a place that was empty, as a norm without statistics has it
+                    module._buffers[key] = None
+                else:
+                    del module._buffers[key]
             for key, value in list(vars(module).items()) if name in self.plain else ():
                 new = any(f"{name}.{each}" not in self.tensors for each, _ in _held_as(key, value, module))
                 if new or _grew(value, self.plain[name].get(key)):
