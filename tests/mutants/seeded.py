@@ -249,6 +249,28 @@ UNITS_APART = (
         ),
     ),
     mutant(
+        "authors-without-a-name",
+        "comments whose author has no name are each a unit of its own",
+        "data/test_text.py::TestAuthors::test_names_that_are_none",
+        (
+            "data/text.py",
+            "if not all(isinstance(author, str | int | np.integer)",
+            "if False and not all(author",
+        ),
+    ),
+    mutant(
+        "features-that-remember",
+        "a stage of one's own is not tried after other rows",
+        "features/test_features.py::TestOnesOwn::test_a_stage_that_mixes_or_remembers[module0]",
+        ("features/stages.py", "for found in (others, after)]", "for found in (others,)]"),
+    ),
+    mutant(
+        "features-vouched-for",
+        "the statement says of a stage that is not ours that no private row is in it",
+        "features/test_features.py::TestOnesOwn::test_the_statement_does_not_vouch_for_them_and_prints_no_row",
+        ("privacy/record/statement.py", 'if "declared by its maker" in self.features:', "if False:"),
+    ),
+    mutant(
         "features-over-the-batch",
         "features are scaled by the length of a column, in which all examples of a batch are",
         "features/test_features.py::test_an_examples_features_depend_on_it_alone[whitened]",
@@ -284,13 +306,45 @@ UNITS_APART = (
         hole=4,
     ),
     mutant(
+        "rows-left-as-numbers",
+        "what forward writes down of private rows in lists and sets stays in the model",
+        HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
+        (SPOT, "if new or _grew(value, self.plain[name].get(key)):", "if new:"),
+        hole=4,
+    ),
+    mutant(
+        "rows-left-in-buffers",
+        "a buffer that forward registers on the way stays in the model",
+        HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
+        (SPOT, "                    del module._buffers[key]\n", "                    pass\n"),
+        hole=4,
+    ),
+    mutant(
+        "a-dataset-that-remembers",
+        "what is read of a unit after others is not compared with what it was before",
+        HOSTILE + "test_units_that_remember_who_was_read_before[mean]",
+        ("core/reading.py", "and not _near(before, after, beside)", "and False"),
+        hole=4,
+    ),
+    mutant(
+        "clients-that-know-of-others",
+        "what is read of clients together is not compared with what is read of each",
+        "federated/test_contribution.py::test_clients_whose_rows_know_of_others[company]",
+        (
+            "federated/contribution.py",
+            "        check_each_read(take, units, lambda client: client.rows)\n",
+            "        return\n",
+        ),
+        hole=4,
+    ),
+    mutant(
         "reading-tried-once",
         "batches that are read later are not looked at",
         HOSTILE + "test_a_collate_that_mixes_units[one_in_many]",
         (
             "core/step.py",
-            "        if private.form is not None:\n            check_read",
-            "        if False:\n            check_read",
+            "        if read_again is not None:\n",
+            "        if False:\n",
         ),
         hole=4,
     ),
@@ -1315,6 +1369,26 @@ GNMAX, TEACHERS = "pate/gnmax.py", "pate/teachers.py"
 
 OF_VOTES = (
     mutant(
+        "teachers-that-share",
+        "several teachers may be one network, so that one unit changes the votes of all who come later",
+        VOTES + "TestTeachers::test_what_several_teachers_share_is_refused[a network]",
+        (
+            TEACHERS,
+            "        if not torch.allclose(outputs, again,",
+            "        if False and not torch.allclose(outputs, again,",
+        ),
+    ),
+    mutant(
+        "dropout-of-other-teachers",
+        "what a teacher's random layers draw depends on how many rows the teachers before it had",
+        VOTES + "TestTeachers::test_what_random_layers_draw_is_a_teachers_own",
+        (
+            "pate/fitting.py",
+            "        torch.manual_seed(seed)\n        return _fitted(",
+            "        return _fitted(",
+        ),
+    ),
+    mutant(
         "teachers-by-place",
         "a row goes to a teacher by its place, so that whoever leaves moves all that come after",
         VOTES + "TestLayouts::test_examples_go_by_what_they_hold",
@@ -1569,6 +1643,18 @@ AROUND = (
         (GUARD, "        if moved or now", "        if False and now"),
     ),
     mutant(
+        "a-momentum-by-another-hand",
+        "a callback may write into the optimizer's momentum, which the next private step adds to the weights",
+        "bridges/test_guard.py::test_a_momentum_that_another_hand_wrote",
+        (GUARD, "{**marks(self.model), **_remembered(self.model, self._optimizer)}", "{**marks(self.model)}"),
+    ),
+    mutant(
+        "a-hook-on-the-optimizer",
+        "a callback may hook the optimizer, and change what a private step takes",
+        "bridges/test_guard.py::test_a_hook_on_the_optimizer[pre]",
+        (GUARD, "        if _hooks(self._optimizer) != self._hooks:", "        if False:"),
+    ),
+    mutant(
         "steps-not-counted",
         "steps of somebody else's loop need not be private ones",
         "bridges/test_guard.py::test_a_step_that_was_not_ours",
@@ -1584,7 +1670,7 @@ AROUND = (
         "an-extractor-that-mixes",
         "features of an example may depend on who is beside it",
         "features/test_transfer.py::test_what_is_refused",
-        (TRANSFER, "    if not gap < 1e-3:\n", "    if False:\n"),
+        ("features/stages.py", "    if not all(float(gap) < 1e-3 for gap in gaps):\n", "    if False:\n"),
     ),
 )
 
