@@ -242,7 +242,7 @@ class TestWhitened:
     def test_a_process_without_views_has_nothing_within(self) -> None:
         with pytest.raises(SettingError, match="paints each thing in several views"):
             Whitened(within=True)
-        with pytest.raises(SettingError, match="several views.*7 images"):
+        with pytest.raises(SettingError, match=r"several views.*7 images"):
             Whitened(process=Strokes(views=8), images=7, within=True)
 
     def test_what_cannot_be_made_up(self) -> None:
