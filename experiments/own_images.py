@@ -4,8 +4,9 @@ python experiments/own_images.py                     # all cases at epsilon 1 an
 python experiments/own_images.py --case digits-idx --epsilon 1
 
 Every case is written as a user's folder (pictures by class, or idx files), and both commands get the folder, the
-declared size and epsilon, and nothing else. The other side is the shipped DP-SGD recipe of the grey tanh network, or
-the coloured one, at the papers' settings (clip norm 0.1, momentum 0.9, 40 epochs) with batches for so few images.
+declared size and epsilon, and nothing else. The other side is the shipped DP-SGD recipe of the tanh network, for three
+channels where images have them, at the papers' settings (clip norm 0.1, momentum 0.9, 40 epochs) with batches for so
+few images.
 Needs Pillow (the extra `images`); SALTFLAT_DATA names the folder of data sets.
 """
 
@@ -98,7 +99,7 @@ def words_of(side: str, channels: int) -> list[str]:
     """What follows `saltflat train`: the recipe, or the tanh network for grey or coloured images."""
     if side == "best-images":
         return ["--recipe", "best-images"]
-    model = "tanh_cnn_mnist" if channels == 1 else "cnn_tanh"
+    model = "tanh_cnn_mnist" if channels == 1 else "{tanh_cnn_mnist = {in_channels = 3, side = 32}}"
     return ["--recipe", "fashion-mnist-dp-sgd-eps3", "--model", model, "--batch-size", "512"]
 
 

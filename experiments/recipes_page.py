@@ -206,7 +206,7 @@ OWN = """## Images of one's own: best-images against DP-SGD on a tanh network
 `python experiments/own_images.py`: folders as a user has them, of images that no recipe knows by name, by the
 command line, one run each (`own_images.jsonl`); both commands get the folder, its size and epsilon, and no other
 setting. The other side has the papers' settings (clip norm 0.1, momentum 0.9, learning rate 2, 40 epochs) with batches
-of 512, and the network of 26,010 parameters for grey images, of 550,570 for coloured ones.
+of 512, and the tanh network of 26,010 parameters for grey images, of 37,274 for coloured ones.
 """
 
 
