@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from saltflat.errors import SettingError
 from saltflat.settings import is_number, is_whole
 from saltflat.synthesis.leaves import USUAL_SIDE
 
+Draws = Callable[..., Tensor]  # uniform draws, of a shape
 MOST_STROKES, MOST_VIEWS = 16, 256
 POINTS = 32  # of a stroke: about one a pixel in an image of 28
 
@@ -75,10 +77,10 @@ class Strokes:
         return ground + (colour - ground) * ink.expand(count, channels, side, side)
 
 
-def _hand(draw: object, count: int) -> Tensor:
+def _hand(draw: Draws, count: int) -> Tensor:
     """A linear map for each image: stretched by 0.8 to 1.2 along both axes, turned and slanted by some 15 degrees."""
-    stretch = 0.8 + 0.4 * draw(count, 2)  # type: ignore[operator]
-    turn, slant = ((2 * draw(count) - 1) * most for most in (0.25, 0.35))  # type: ignore[operator]
+    stretch = 0.8 + 0.4 * draw(count, 2)
+    turn, slant = ((2 * draw(count) - 1) * most for most in (0.25, 0.35))
     one, none = torch.ones(count), torch.zeros(count)
     rows = lambda *cells: torch.stack(cells, -1).view(count, 2, 2)
     return (
