@@ -55,7 +55,7 @@ class Whitened:
         for name in ("channels_only", "within"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
-        if self.within and not 2 <= getattr(self.process, "views", 1) <= self.images:
+        if self.within and not is_whole(getattr(self.process, "views", 1), 2, self.images):
             raise SettingError(
                 f"within takes a process that paints each thing in several views, such as Strokes(), and at least as "
                 f"many images; got {self.process!r} and {self.images} images"
