@@ -2,6 +2,7 @@
 
 python experiments/recipes_search.py --grey      # MNIST and Fashion-MNIST, whole and subsets; goes on where it stopped
 python experiments/recipes_search.py --colour    # things in colour on dead leaves, in the place of photographs
+python experiments/recipes_search.py --writing   # enlarged digits of 8 x 8 pixels, in the place of MNIST
 python experiments/recipes_search.py --tables    # made-up tables
 
 A linear model that begins at zero does not see a rotation of its features, and noise has no direction. So features are
@@ -30,7 +31,8 @@ from saltflat.core.train import Running
 from saltflat.data import Examples, load
 from saltflat.features import Grouped, Mirrored, Patches, Scattering, Stage, built, compute
 from saltflat.features.stages import mapped
-from saltflat.synthesis import DeadLeaves, Images
+from saltflat.features.whitened import differences
+from saltflat.synthesis import DeadLeaves, Images, Process, Strokes
 
 KEPT = Path(__file__).parent / "recipes_search.jsonl"
 DELTA, NORM = 1e-5, 63.0
@@ -57,7 +59,12 @@ class Try:
     clip_norm: float = 0.1
     ema: float = 0.97  # 0 for the last weights
     weight_decay: float = 0.0
+    process: str = "dead leaves"  # a key of PROCESSES: what axes are taken from
+    within: bool = False  # whether from how images of one character differ, or from how all differ
 
+
+BEFORE = {"process": "dead leaves", "within": False}  # what lines that do not say it were made with
+PROCESSES: dict[str, Process] = {"dead leaves": DeadLeaves(), "strokes": Strokes()}
 
 MAPS: dict[str, list[Stage]] = {
     "scattering, grouped": [Scattering(), Grouped(27)],
@@ -140,13 +147,14 @@ class Axes:
 
 
 @lru_cache(maxsize=4)
-def axes(features: str, shape: tuple[int, ...], whole: bool) -> Axes:
-    """Those of 6,000 dead-leaves images; for the channels of 3,000, or of 1,000 in colour."""
+def axes(features: str, shape: tuple[int, ...], whole: bool, process: str, within: bool) -> Axes:
+    """Those of 6,000 made-up images; for the channels of 3,000, or of 1,000 in colour."""
     count = 6000 if whole else 3000 if shape[0] == 1 else 1000
-    made = Images(process=DeadLeaves(), channels=shape[0], side=shape[1]).first(count)
+    made = Images(process=PROCESSES[process], channels=shape[0], side=shape[1]).first(count)
     found = mapped(built(MAPS[features], shape), made)
     mean = found.mean(0)
-    rows = (found - mean).flatten(1) if whole else (found - mean).movedim(1, -1).flatten(0, -2)
+    apart = differences(found, PROCESSES[process]) if within else found - mean
+    rows = apart.flatten(1) if whole else apart.movedim(1, -1).flatten(0, -2)
     values, vectors = torch.linalg.eigh((rows.T @ rows / len(rows)).double())
     return Axes(mean, vectors.float(), values.clamp(min=0).float())
 
@@ -164,7 +172,7 @@ def tried(one: Try, parts: Sequence[Rows]) -> results.Result:
         chosen = subset(count, len(images)) if count < len(images) else torch.arange(len(images))
         names = JOINED.get(one.features, (one.features,))
         found = [
-            axes(name, tuple(images.shape[1:]), one.whole).rotated(
+            axes(name, tuple(images.shape[1:]), one.whole, one.process, one.within).rotated(
                 compute(images, MAPS[name], cache=kept)[chosen], one
             )
             for name in names
@@ -173,32 +181,37 @@ def tried(one: Try, parts: Sequence[Rows]) -> results.Result:
     return trained(one, rows[0], rows[1])
 
 
+Pairs = tuple[tuple[float, float], ...]  # power and floor
+HARDER: Pairs = ((0.0, 0.1), (0.25, 0.1), (0.25, 0.01), (0.5, 1.0), (0.5, 0.1))
+WHOLE: dict[str, tuple[Pairs, Pairs]] = {  # at epsilon 1, and at 3 with twice the steps
+    "mnist": (((0.0, 0.1), (0.25, 0.1), (0.5, 1.0), (0.5, 0.3)), ((0.5, 1.0), (0.5, 0.3))),
+    "fashion-mnist": (
+        (*HARDER, (0.125, 0.1), (0.375, 0.1)),
+        ((0.0, 0.1), (0.25, 0.1), (0.25, 0.01), (0.375, 0.1), (0.5, 1.0)),
+    ),
+}
+
+
 def grey() -> Iterator[Try]:
     """How hard to whiten, by the number of examples and epsilon; how far to step; how to clip."""
-    for data in ("mnist", "fashion-mnist"):
+    for data, (one, three) in WHOLE.items():
         base: dict[str, Any] = {"data": data, "features": "scattering, grouped"}
-        for power, floor in (
-            (0.0, 0.1),
-            (0.125, 0.1),
-            (0.25, 0.1),
-            (0.25, 0.01),
-            (0.375, 0.1),
-            (0.5, 1.0),
-            (0.5, 0.1),
-        ):
-            yield Try(**base, power=power, floor=floor)
-        for power, floor in ((0.0, 0.1), (0.25, 0.1), (0.5, 1.0), (0.5, 0.3)):
-            yield Try(**base, power=power, floor=floor, epsilon=3.0, steps=360)
+        yield from (Try(**base, power=power, floor=floor) for power, floor in one)
+        yield from (Try(**base, power=power, floor=floor, epsilon=3.0, steps=360) for power, floor in three)
         few: dict[str, Any] = {**base, "steps": 90, "batch_size": 2048, "ema": 0.95, "size": 8000}
-        for epsilon in (1.0, 3.0):
-            for power, floor in ((0.0, 0.1), (0.125, 0.1), (0.25, 0.1), (0.5, 3.0)):
+        for epsilon, last in ((1.0, (0.5, 10.0)), (3.0, (0.5, 1.0))):
+            for power, floor in ((0.0, 0.1), (0.125, 0.1), (0.25, 0.1), (0.5, 3.0), last):
                 yield Try(**few, power=power, floor=floor, epsilon=epsilon)
         fewer = {**few, "size": 2000, "batch_size": 1000, "steps": 60}
-        for floor in (10.0, 100.0):
-            yield Try(**fewer, floor=floor)
-        for steps, lr, ema in ((90, 8.0, 0.97), (180, 8.0, 0.97), (360, 2.0, 0.985)):
-            yield Try(**base, steps=steps, lr=lr, ema=ema)
-        yield Try(**base, power=0.25, floor=0.1, clip_norm=20.0, lr=0.02)
+        yield from (Try(**fewer, floor=floor) for floor in (10.0, 100.0))
+        quarter: dict[str, Any] = {**base, "power": 0.25, "floor": 0.1}
+        yield from (Try(**quarter, steps=steps, lr=8.0) for steps in (90, 180))
+        yield Try(**quarter, clip_norm=20.0, lr=0.02)
+        yield Try(**base, ema=0.0, weight_decay=3e-4)
+    yield Try(data="mnist", features="scattering, grouped", steps=360, lr=2.0, ema=0.985)
+    channels: dict[str, Any] = {"data": "fashion-mnist", "features": "scattering, grouped", "whole": False}
+    for more in ({}, {"size": 8000, "lr": 2.0}):
+        yield from (Try(**channels, power=power, floor=floor, **more) for power, floor in HARDER)
 
 
 # In the place of photographs: Fashion-MNIST's things, tinted, moved, mirrored by chance, on coloured dead leaves
@@ -229,6 +242,8 @@ def pasted(things: Tensor, seed: int) -> Tensor:
 @lru_cache(maxsize=1)
 def images_of(data: str) -> list[Rows]:
     """Images and labels, for training and testing."""
+    if data == "digits, enlarged":
+        return few_digits()
     if data != "things on leaves":
         split = load(data)
         return [(part.inputs, part.targets) for part in (split.train, split.test)]
@@ -246,6 +261,35 @@ def colour() -> Iterator[Try]:
     base = {**base, "batch_size": 2048, "floor": 0.1}
     for features in ("patches, mirrored", "scattering, mirrored", "scattering and patches, mirrored"):
         yield Try(**base, features=features)
+
+
+# In the place of MNIST: the digits of 8 x 8 pixels that come with scikit-learn, enlarged
+
+
+def enlarged(digits: Tensor) -> Tensor:
+    """uint8 (n, 1, 28, 28) from images of 8 x 8: 20 pixels wide, with an empty border."""
+    grey = nn.functional.interpolate(digits.float() / digits.max(), size=(20, 20), mode="bicubic")
+    return (255 * nn.functional.pad(grey, [4] * 4).clamp(0, 1)).to(torch.uint8)
+
+
+def few_digits() -> list[Rows]:
+    """300 digits for training, and all the others: a linear model makes a few mistakes in a hundred there."""
+    split = load("digits")
+    images = enlarged(torch.cat([split.train.inputs, split.test.inputs]))
+    labels = torch.cat([split.train.targets, split.test.targets])
+    order = subset(len(images), len(images))
+    return [(images[part], labels[part]) for part in (order[:300], order[300:])]
+
+
+def writing() -> Iterator[Try]:
+    """By which made-up images digits are whitened, and how hard: on enlarged digits, and once on MNIST itself."""
+    few: dict[str, Any] = {"data": "digits, enlarged", "size": 300, "as_size": 60_000}
+    many: dict[str, Any] = {"data": "mnist", "epsilon": 3.0, "steps": 540, "lr": 2.0}
+    for process, within in (("strokes", True), ("dead leaves", False)):
+        own: dict[str, Any] = {"features": "scattering, grouped", "process": process, "within": within}
+        yield from (Try(**few, **own, floor=floor) for floor in (1.0, 0.1))
+        if within:
+            yield Try(**many, **own)
 
 
 # Tables
@@ -274,6 +318,7 @@ def tables() -> Iterator[Try]:
     for data in ("made-up table 0", "made-up table 1"):
         for clip_norm, lr in (
             (0.1, 4.0),
+            (1.0, 0.4),
             (1.0, 1.0),
             (1.0, 2.0),
             (3.0, 0.3),
@@ -283,6 +328,9 @@ def tables() -> Iterator[Try]:
             (6.0, 1.0),
         ):
             yield Try(data=data, features="none", size=30_000, steps=100, clip_norm=clip_norm, lr=lr)
+
+
+SEARCHES = (grey, colour, writing, tables)
 
 
 def run(one: Try) -> results.Result:
@@ -296,14 +344,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for name in ("grey", "colour", "tables"):
-        parser.add_argument(f"--{name}", action="store_true")
+    for search in SEARCHES:
+        parser.add_argument(f"--{search.__name__}", action="store_true", help=search.__doc__)
     given = parser.parse_args(words)
     torch.set_num_threads(1)
     results.check_writable(KEPT)
-    for search in (grey, colour, tables):
+    for search in SEARCHES:
         for one in search() if getattr(given, search.__name__) else ():
-            if any(each["settings"] == asdict(one) for each in results.read(KEPT)):
+            if any({**BEFORE, **each["settings"]} == asdict(one) for each in results.read(KEPT)):
                 continue
             found = run(one)
             results.append(KEPT, found)

@@ -39,7 +39,7 @@ from saltflat.features import computed as room
 from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.record.statement import Declared, state
 from saltflat.recipes import read
-from saltflat.synthesis import DeadLeaves, SpectrumNoise
+from saltflat.synthesis import DeadLeaves, Images, SpectrumNoise, Strokes
 
 SMALL = Whitened(images=40)
 LISTS: dict[str, tuple[list[Any], tuple[int, ...]]] = {
@@ -196,8 +196,6 @@ def test_rows_of_one_length() -> None:
 
 class TestWhitened:
     def made_up(self, seed: int = 0) -> torch.Tensor:
-        from saltflat.synthesis import Images
-
         return Images(process=DeadLeaves(), side=8, seed=seed).first(300).float() / 255
 
     def test_its_own_images_come_out_white(self) -> None:
@@ -231,6 +229,24 @@ class TestWhitened:
                  ((DeadLeaves(), 0), (DeadLeaves(), 1), (SpectrumNoise(), 0))]  # fmt: skip
         assert not torch.allclose(found[0], found[1])
         assert not torch.allclose(found[0], found[2])
+
+    def test_views_of_one_thing_come_out_white_around_their_mean(self) -> None:
+        """The variance within families of views becomes 1 in every direction; that between families is not asked."""
+        stages = [
+            Scattering(1, 2),
+            Whitened(process=Strokes(views=4), images=400, power=0.5, floor=1e-6, within=True),
+        ]
+        rows = Images(process=Strokes(views=4), side=8).first(400).float() / 255
+        found = built(stages, (1, 8, 8))(rows).flatten(1).double().unflatten(0, (100, 4))
+        apart = (found - found.mean(1, keepdim=True)).flatten(0, 1)
+        torch.testing.assert_close(apart.T @ apart / 300, torch.eye(48).double(), rtol=0, atol=0.02)
+        assert found.mean((0, 1)).abs().max() < 0.05
+
+    def test_a_process_without_views_has_nothing_within(self) -> None:
+        with pytest.raises(SettingError, match="paints each thing in several views"):
+            Whitened(within=True)
+        with pytest.raises(SettingError, match=r"several views.*7 images"):
+            Whitened(process=Strokes(views=8), images=7, within=True)
 
     def test_what_cannot_be_made_up(self) -> None:
         with pytest.raises(SettingError, match="1 channel or 3, and these have 2"):

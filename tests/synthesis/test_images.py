@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import SettingError
-from saltflat.synthesis import DeadLeaves, Fractals, Images, SpectrumNoise
+from saltflat.synthesis import DeadLeaves, Fractals, Images, SpectrumNoise, Strokes
 
-PROCESSES = (DeadLeaves(), Fractals(points=300), SpectrumNoise())
+PROCESSES = (DeadLeaves(), Fractals(points=300), SpectrumNoise(), Strokes())
 EVERY = pytest.mark.parametrize("process", PROCESSES, ids=lambda process: type(process).__name__)
 
 
@@ -140,3 +140,28 @@ def test_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "synthesis.md").read_text()
     for code in re.findall(r"```python\n(.*?)```", page, flags=re.S):
         exec(compile(code, "synthesis.md", "exec"), {})
+
+
+def test_a_character_is_painted_in_views_that_differ_less_than_characters() -> None:
+    made = Images(process=Strokes(views=4), seed=3).first(64).float().unflatten(0, (16, 4))
+    within = (made - made.mean(1, keepdim=True)).square().mean()
+    between = (made.mean(1) - made.mean((0, 1))).square().mean()
+    assert 0 < within < between
+
+
+def test_strokes_lie_in_the_middle_and_leave_a_border() -> None:
+    made = Images(process=Strokes(), side=32).first(200).float() / 255
+    places = torch.arange(32) + 0.5
+    for axis in (2, 3):
+        along = made.sum((1, 5 - axis))
+        assert ((along @ places) / along.sum(1) - 16).abs().mean() < 1.5
+    assert made.amax((1, 2, 3)).min() > 0.7
+    assert made[..., 0].mean() < 0.01
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"views": 3}, {"views": 0}, {"fewest": 3, "most": 2}, {"thin": 5.0, "thick": 2.0}, {"reach": 9}]
+)
+def test_strokes_refuse_settings_that_make_no_sense(wrong: dict[str, float]) -> None:
+    with pytest.raises(SettingError):
+        Strokes(**wrong)  # type: ignore[arg-type]

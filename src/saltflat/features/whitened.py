@@ -22,10 +22,12 @@ class Whitened:
 
     m is their mean, V and l the eigenvectors and eigenvalues of their covariance: of all features, or with
     ``channels_only`` of the channels, pooled over positions (m stays one of each position); with ``most``, of the
-    channels wherever there are more features than that. ``power`` 1/2 whitens,
-    0 only centres. Noise has one size in all directions and a clip bounds the norm, so that axes of small variance
-    are drowned; whitening spends the noise evenly. It also lifts axes that carry little: with few private examples
-    or a small epsilon, take a smaller power or a larger floor.
+    channels wherever there are more features than that. With ``within``, V and l are of how images of one thing differ,
+    for a process that paints each thing in several ``views``, as `Strokes` does: what tells things apart keeps its
+    length, and what tells views apart loses it. ``power`` 1/2 whitens, 0 only centres. Noise has one size in all
+    directions and a clip bounds the norm, so that axes of small variance are drowned; whitening spends the noise
+    evenly. It also lifts axes that carry little: with few private examples or a small epsilon, take a smaller power or
+    a larger floor.
 
     *Guarantee*: no statistic of private examples; the images come from ``process`` and ``seed``.
     """
@@ -36,6 +38,7 @@ class Whitened:
     floor: float = 0.1
     channels_only: bool = False
     most: int | None = None
+    within: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -49,8 +52,14 @@ class Whitened:
             )
         if not is_whole(self.seed, 0, 2**63):
             raise SettingError(f"seed is a whole number from 0 on; got {self.seed!r}")
-        if not isinstance(self.channels_only, bool):
-            raise SettingError(f"channels_only is True or False; got {self.channels_only!r}")
+        for name in ("channels_only", "within"):
+            if not isinstance(getattr(self, name), bool):
+                raise SettingError(f"{name} is True or False; got {getattr(self, name)!r}")
+        if self.within and not is_whole(getattr(self.process, "views", 1), 2, self.images):
+            raise SettingError(
+                f"within takes a process that paints each thing in several views, such as Strokes(), and at least as "
+                f"many images; got {self.process!r} and {self.images} images"
+            )
         if self.most is not None and not is_whole(self.most, 1, MOST):
             raise SettingError(f"most is a number of features, from 1 to {MOST}; got {self.most!r}")
 
@@ -72,7 +81,7 @@ class Whitened:
         channels_only = self._by_channel(shape)
         features = seen(self.process, self.images, self.seed).double()
         mean = features.mean(0)
-        features = features - mean
+        features = differences(features, self.process) if self.within else features - mean
         rows = features.movedim(1, -1).flatten(0, -2) if channels_only else features.flatten(1)
         covariance = rows.T @ rows / len(rows)
         return _Whitened(mean, self.root(covariance), channels_only=channels_only)
@@ -83,6 +92,17 @@ class Whitened:
         values = values.clamp(min=0)
         scale = (values + self.floor * values.mean().clamp(min=1e-30)) ** -self.power
         return (vectors * scale) @ vectors.T
+
+
+def differences(features: Tensor, process: Process) -> Tensor:
+    """How far made-up images are from the mean of their family: ``views`` of one thing that follow one another.
+
+    Scaled by (views / (views - 1))^1/2, so that the mean of squares is the variance within families.
+    """
+    views: int = process.views  # type: ignore[attr-defined]
+    families = features[: len(features) // views * views].unflatten(0, (-1, views))
+    apart = families - families.mean(1, keepdim=True)
+    return apart.flatten(0, 1) * (views / (views - 1)) ** 0.5
 
 
 class _Whitened(nn.Module):

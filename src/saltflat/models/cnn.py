@@ -52,6 +52,11 @@ def digits_cnn(classes: int = 10) -> nn.Module:
 def _two_convolutions(activation: Activation, classes: int, *, image: tuple[int, int]) -> nn.Module:
     """The network of the DP-SGD tutorials; ``image`` is (channels, side)."""
     channels, side = image
+    check_sizes(in_channels=channels, side=side, classes=classes)
+    if side < 16:
+        raise SettingError(
+            f"side is {side}; both convolutions need images of at least 16x16: resize the images"
+        )
     after_first = (side - 4) // 2  # 8x8, stride 2, padding 2, and a pool of 2 with stride 1
     after_second = (after_first - 4) // 2  # 4x4, stride 2, and the same pool
     return nn.Sequential(
@@ -80,24 +85,19 @@ def tutorial_cnn(in_channels: int = 1, side: int = 28, *, classes: int = 10) -> 
     Wang et al., "DPlis: Boosting Utility of Differentially Private Deep Learning via Randomized Smoothing",
     PoPETs 2021.
     """
-    check_sizes(in_channels=in_channels, side=side, classes=classes)
-    if side < 16:
-        raise SettingError(
-            f"side is {side}; both convolutions need images of at least 16x16: resize the images"
-        )
     return _two_convolutions(nn.ReLU, classes, image=(in_channels, side))
 
 
-def tanh_cnn_mnist() -> nn.Module:
-    """The tutorial network with tanh, for 1x28x28 images: 26,010 parameters.
+def tanh_cnn_mnist(in_channels: int = 1, side: int = 28, *, classes: int = 10) -> nn.Module:
+    """The tutorial network with tanh: 26,010 parameters on 1x28x28 images, 37,274 on 3x32x32.
 
     >>> from saltflat.models import parameter_count
-    >>> parameter_count(tanh_cnn_mnist())
-    26010
+    >>> parameter_count(tanh_cnn_mnist()), parameter_count(tanh_cnn_mnist(3, 32))
+    (26010, 37274)
 
     Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", AAAI 2021.
     """
-    return _two_convolutions(nn.Tanh, 10, image=(1, 28))
+    return _two_convolutions(nn.Tanh, classes, image=(in_channels, side))
 
 
 def emnist_cnn(classes: int = 62, side: int = 32) -> nn.Module:

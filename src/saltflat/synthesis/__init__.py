@@ -10,6 +10,7 @@ from saltflat.synthesis.images import Images, Process
 from saltflat.synthesis.leaves import DeadLeaves
 from saltflat.synthesis.nonleaking import NonLeaking
 from saltflat.synthesis.spectrum import SpectrumNoise
+from saltflat.synthesis.strokes import Strokes
 from saltflat.synthesis.unet import UNet
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "NonLeaking",
     "Process",
     "SpectrumNoise",
+    "Strokes",
     "UNet",
     "even_labels",
     "fit",

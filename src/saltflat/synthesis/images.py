@@ -45,7 +45,7 @@ class Images:
     def __post_init__(self) -> None:
         if isinstance(self.process, type) or not callable(getattr(self.process, "painted", None)):
             raise SettingError(
-                f"process is a value such as DeadLeaves(), Fractals() or SpectrumNoise(); got {self.process!r}"
+                f"process is a value such as DeadLeaves(), Fractals(), SpectrumNoise(), Strokes(); got {self.process!r}"
             )
         if not (is_whole(self.channels) and self.channels in (1, 3)):
             raise SettingError(
