@@ -341,10 +341,12 @@ ENGINES = {
     "flower-quickstart": flower_quickstart,
     "saltflat-over-flower": flower_saltflat,
 }
-TURNS = (
-    *("in-process", "flower", "flower-quickstart") * 2,
-    "saltflat-over-flower",
-)  # what is compared takes turns: other work comes and goes
+
+
+def turns(engines: Sequence[str], count: int) -> list[str]:
+    """What is compared takes turns, since other work comes and goes; saltflat over Flower has one, at the end."""
+    compared = [each for each in ENGINES if each in engines and each != "saltflat-over-flower"]
+    return compared * count + [each for each in engines if each not in compared]
 
 
 def measured(engine: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -417,17 +419,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--rows", type=int, default=600, help="examples of each client")
     parser.add_argument("--rounds", type=int, default=3, help="the first one is not counted")
+    parser.add_argument("--turns", type=int, default=2, help="how often each engine begins anew")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args(arguments)
     if given.rounds < 2:
         parser.error("--rounds is at least 2: the first one is not counted")
+    if given.turns < 1:
+        parser.error("--turns is at least 1")
     if given.engine:
         found: Any = ENGINES[given.engine](given.clients, given.rows, given.rounds)
     else:
         found = {"least": least_seconds(given.clients, given.rows)}
-        for engine in (each for each in TURNS if each in given.engines):
+        for engine in turns(given.engines, given.turns):
             new = measured(engine, given)
             print(f"{engine}: {', '.join(f'{each:.1f} s' for each in new['rounds'])}", flush=True)
             found[engine] = joined(found[engine], new) if engine in found else new
