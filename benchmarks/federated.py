@@ -3,9 +3,10 @@
 python benchmarks/federated.py                         # 100 clients x 600 examples, one local epoch of the EMNIST CNN
 python benchmarks/federated.py --clients 10 --rounds 2
 
-Every engine runs by itself, in turns: saltflat's clients in a worker for each core; Flower's own FedAvg with a client
-that is a plain PyTorch loop; and saltflat's clients and server over Flower. The data is made up, in the shape of MNIST
-padded to 32 x 32: time does not depend on what it shows.
+Every engine runs by itself, in turns: saltflat's clients in a worker for each core; Flower's own FedAvg, with a client
+that is a bare loop, one on each core, and with a client as Flower's PyTorch quickstart has it, with the settings that
+it comes with; and saltflat's clients and server over Flower. The data is made up, in the shape of MNIST padded to
+32 x 32: time does not depend on what it shows.
 
 Beside them stands what no engine can beat: the sums and products of a round, at the pace of a large matrix product.
 """
@@ -13,13 +14,14 @@ Beside them stands what no engine can beat: the sums and products of a round, at
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -30,6 +32,7 @@ import numpy as np
 import torch
 from report import machine
 from torch import nn
+from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
 from saltflat import Phase, Plan, Running, Safeguards, supervised, train
@@ -45,6 +48,7 @@ CORES, BATCH, LR = 2, 32, 0.1
 LOSS = supervised(nn.CrossEntropyLoss(reduction="none"))
 LOCAL = Local(epochs=1, batch_size=BATCH, lr=LR)
 TIMES_FASTER, MOST_ADDED = 5.0, 0.05  # the targets
+AGAINST = {"flower": "a loop tuned by hand", "flower-quickstart": "a client as its quickstart has it"}
 
 
 def network() -> nn.Module:
@@ -162,7 +166,94 @@ def own_rows(rows: int, number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def flower_plain(clients: int, rows: int, rounds: int) -> dict[str, Any]:
-    """Flower's own FedAvg, and a client that is what its tutorials show: load, loop, send."""
+    """Flower's own FedAvg, and a client that is a bare loop over tensors, kept from round to round.
+
+    This is tuned by hand: no loader, no transforms, and one client at a time on each core, on one thread.
+    """
+
+    def epoch(model: nn.Module, number: int) -> None:
+        x, y = own_rows(rows, number)
+        optimizer, criterion = torch.optim.SGD(model.parameters(), LR), nn.CrossEntropyLoss()
+        for part in torch.randperm(rows).split(BATCH):
+            optimizer.zero_grad()
+            criterion(model(x[part]), y[part]).backward()
+            optimizer.step()
+
+    return averaged(epoch, clients, rows, rounds, how=ONE_CORE_EACH)
+
+
+def flower_quickstart(clients: int, rows: int, rounds: int) -> dict[str, Any]:
+    """Flower's own FedAvg, and a client as its PyTorch quickstart has it, with the settings that it comes with.
+
+    Images in a table of Hugging Face, as their hub has MNIST; a client's part of it, transforms for each image, a
+    `DataLoader` that shuffles; and two cores for one client, whose threads divide its minibatches. Left out are what
+    the other engines do not do either: a part for testing, an evaluation, momentum.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pictures(clients * rows).save_to_disk(folder)
+
+        def epoch(model: nn.Module, number: int) -> None:
+            loader = part_of(folder, number, clients)
+            optimizer, criterion = torch.optim.SGD(model.parameters(), LR), nn.CrossEntropyLoss()
+            model.train()
+            for batch in loader:
+                optimizer.zero_grad()
+                criterion(model(batch["image"]), batch["label"]).backward()
+                optimizer.step()
+
+        return averaged(epoch, clients, rows, rounds, how=AS_IT_COMES)
+
+
+def pictures(rows: int) -> Any:
+    """Made-up digits as PNG, black around something grey: noise would take longer to decode than MNIST does."""
+    datasets = wanted("datasets")
+    image = wanted("PIL.Image")
+    source = np.random.default_rng(0)
+    canvas = np.zeros((rows, 32, 32), np.uint8)
+    canvas[:, 8:24, 12:20] = source.integers(0, 256, (rows, 16, 8))
+    table = {"image": [image.fromarray(each) for each in canvas], "label": source.integers(0, 10, rows)}
+    form = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    return datasets.Dataset.from_dict(table, features=form)
+
+
+@cache
+def table_in(folder: str) -> Any:
+    """Opened once in each process, as the quickstart keeps it."""
+    return wanted("datasets").load_from_disk(folder)
+
+
+def part_of(folder: str, number: int, clients: int) -> Iterable[dict[str, torch.Tensor]]:
+    """The loader of one client: a contiguous part of the table, an image at a time through the transforms."""
+
+    def transformed(batch: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {**batch, "image": [scaled(each) for each in batch["image"]]}
+
+    part = table_in(folder).shard(clients, number, contiguous=True).with_transform(transformed)
+    return DataLoader(part, batch_size=BATCH, shuffle=True)
+
+
+def scaled(image: Any) -> torch.Tensor:
+    """The quickstart's two transforms, `ToTensor` and `Normalize`, in the fewest calls: numbers from -1 to 1."""
+    return torch.from_numpy(np.array(image)).unsqueeze(0).float().div_(127.5).sub_(1)
+
+
+def wanted(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise SystemExit(
+            f"flower-quickstart needs {name}: pip install datasets pillow, or leave it out of --engines"
+        ) from error
+
+
+def averaged(
+    epoch: Callable[[nn.Module, int], None],
+    clients: int,
+    rows: int,
+    rounds: int,
+    how: dict[str, Any],
+) -> dict[str, Any]:
+    """Rounds of Flower's own FedAvg, over clients that load what they are sent, train by ``epoch`` and answer."""
     parts, stamps, everybody, told = flower(), list[float](), list[float](), list[float]()
     from flwr.serverapp.strategy import FedAvg
 
@@ -170,22 +261,28 @@ def flower_plain(clients: int, rows: int, rounds: int) -> dict[str, Any]:
 
     @app.train()
     def trained(message: Any, context: Any) -> Any:
-        model, (x, y) = network(), own_rows(rows, context.node_config["partition-id"])
+        model, number = network(), context.node_config["partition-id"]
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        optimizer, criterion = torch.optim.SGD(model.parameters(), LR), nn.CrossEntropyLoss()
         began = time.process_time()
-        for part in torch.randperm(rows).split(BATCH):
-            optimizer.zero_grad()
-            criterion(model(x[part]), y[part]).backward()
-            optimizer.step()
+        epoch(model, number)
         content = {
             "arrays": records.ArrayRecord(model.state_dict()),
             "metrics": records.MetricRecord({"num-examples": rows, "processor": time.process_time() - began}),
         }
         return records.Message(records.RecordDict(content), reply_to=message)
 
+    class Complete(FedAvg):
+        """Flower goes on without those that fail, and such a round is soon over."""
+
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            replies = list(replies)
+            sound = sum(not each.has_error() for each in replies)
+            if sound != clients:
+                raise RuntimeError(f"{sound} of {clients} clients answered in round {server_round}")
+            return super().aggregate_train(server_round, replies)
+
     def main(grid: Any, context: Any) -> None:
-        strategy = FedAvg(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
+        strategy = Complete(fraction_train=1.0, fraction_evaluate=0.0, min_available_nodes=clients)
         first = records.ArrayRecord(network().state_dict())
 
         def stamp(number: int, arrays: Any) -> None:
@@ -195,7 +292,7 @@ def flower_plain(clients: int, rows: int, rounds: int) -> dict[str, Any]:
         found = strategy.start(grid, first, num_rounds=rounds, evaluate_fn=stamp)
         told.extend(each["processor"] for each in found.train_metrics_clientapp.values())
 
-    simulate(app, main, clients)
+    simulate(app, main, clients, how)
     return {
         "first": stamps[1] - stamps[0],
         "rounds": list(np.diff(stamps[1:])),
@@ -218,24 +315,38 @@ def flower_saltflat(clients: int, rows: int, rounds: int) -> dict[str, Any]:
         stamps.append(time.perf_counter())
         train(plan(clients, rounds), over_flower(network(), fleet), fleet, running=running)
 
-    simulate(app, main, clients)
+    simulate(app, main, clients, ONE_CORE_EACH)
     return {"first": stamps[1] - stamps[0], "rounds": list(np.diff(stamps[1:]))}
 
 
-def simulate(client: Any, main: Callable[[Any, Any], None], nodes: int) -> None:
-    """Flower's simulation runtime: one client at a time on each core."""
+def simulate(client: Any, main: Callable[[Any, Any], None], nodes: int, how: dict[str, Any]) -> None:
+    """Flower's simulation runtime.
+
+    Ray lets its processes step back behind all others of the machine (nice 15), which costs nothing on an idle machine,
+    and would be held against Flower on a busy one; here it does not.
+    """
     from flwr.simulation import run_simulation
 
+    os.environ.setdefault("RAY_worker_niceness", "0")
     server = flower().serverapp.ServerApp()
     server.main()(main)
-    how = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": CORES}}
     run_simulation(server, client, nodes, backend_config=how)
 
 
-ENGINES = {"in-process": in_process, "flower": flower_plain, "saltflat-over-flower": flower_saltflat}
-TURNS = ("in-process", "flower") * 2 + (
-    "saltflat-over-flower",
-)  # what is compared takes turns: other work comes and goes
+AS_IT_COMES = {"init_args": {"num_cpus": CORES}}  # 2 CPUs for each client, so one at a time
+ONE_CORE_EACH = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": CORES}}
+ENGINES = {
+    "in-process": in_process,
+    "flower": flower_plain,
+    "flower-quickstart": flower_quickstart,
+    "saltflat-over-flower": flower_saltflat,
+}
+
+
+def turns(engines: Sequence[str], count: int) -> list[str]:
+    """What is compared takes turns, since other work comes and goes; saltflat over Flower has one, at the end."""
+    compared = [each for each in ENGINES if each in engines and each != "saltflat-over-flower"]
+    return compared * count + [each for each in engines if each not in compared]
 
 
 def measured(engine: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -280,12 +391,14 @@ def shown(found: dict[str, dict[str, Any]]) -> str:
         added = (whole - inner) / inner
         met = "met" if added <= MOST_ADDED else "missed"
         lines.append(f"\nclip, sum, noise and record add {100 * added:.2f} % to a round (at most 5 %: {met})")
-    if own and "flower" in pace:
-        ratio = pace["in-process"] / pace["flower"]
+    for name in [name for name in AGAINST if own and name in pace]:
+        ratio = pace["in-process"] / pace[name]
         met = "met" if ratio >= TIMES_FASTER else "missed"
-        lines.append(f"in-process / Flower's simulation: {ratio:.2f} times (at least 5: {met})")
-        if "everybody" in own and "everybody" in found["flower"]:
-            less = np.median(found["flower"]["everybody"]) / np.median(own["everybody"])
+        lines.append(
+            f"in-process / Flower's simulation, {AGAINST[name]}: {ratio:.2f} times (at least 5: {met})"
+        )
+        if "everybody" in own and "everybody" in found[name]:
+            less = np.median(found[name]["everybody"]) / np.median(own["everybody"])
             lines.append(
                 f"processor seconds of a round, which other work on the machine does not add to: {less:.2f} times less"
             )
@@ -306,17 +419,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--rows", type=int, default=600, help="examples of each client")
     parser.add_argument("--rounds", type=int, default=3, help="the first one is not counted")
+    parser.add_argument("--turns", type=int, default=2, help="how often each engine begins anew")
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     parser.add_argument("--engine", choices=ENGINES, help=argparse.SUPPRESS)
     parser.add_argument("--json", type=Path, help="write the figures here")
     given = parser.parse_args(arguments)
     if given.rounds < 2:
         parser.error("--rounds is at least 2: the first one is not counted")
+    if given.turns < 1:
+        parser.error("--turns is at least 1")
     if given.engine:
         found: Any = ENGINES[given.engine](given.clients, given.rows, given.rounds)
     else:
         found = {"least": least_seconds(given.clients, given.rows)}
-        for engine in (each for each in TURNS if each in given.engines):
+        for engine in turns(given.engines, given.turns):
             new = measured(engine, given)
             print(f"{engine}: {', '.join(f'{each:.1f} s' for each in new['rounds'])}", flush=True)
             found[engine] = joined(found[engine], new) if engine in found else new

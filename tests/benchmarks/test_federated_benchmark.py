@@ -39,6 +39,30 @@ def test_the_table_has_processor_seconds_and_what_no_engine_can_beat() -> None:
     )
 
 
+def test_each_way_of_using_flower_has_a_ratio_of_its_own() -> None:
+    own = {"rounds": [10.0], "training": [9.9]}
+    shown = federated.shown(
+        {"in-process": own, "flower": {"rounds": [30.0]}, "flower-quickstart": {"rounds": [52.0]}}
+    )
+    assert "a loop tuned by hand: 3.00 times (at least 5: missed)" in shown
+    assert "a client as its quickstart has it: 5.20 times (at least 5: met)" in shown
+
+
+def test_engines_take_turns() -> None:
+    some = ["saltflat-over-flower", "flower", "in-process"]
+    assert federated.turns(some, 2) == ["in-process", "flower"] * 2 + ["saltflat-over-flower"]
+    assert federated.turns(["flower-quickstart"], 1) == ["flower-quickstart"]
+
+
+def test_a_part_of_the_pictures_is_a_clients_loader(tmp_path: Path) -> None:
+    pytest.importorskip("datasets", reason="Hugging Face's datasets are an extra", exc_type=ImportError)
+    pytest.importorskip("PIL", reason="pillow is an extra", exc_type=ImportError)
+    federated.pictures(70).save_to_disk(str(tmp_path))
+    batches = list(federated.part_of(str(tmp_path), 1, 2))
+    assert [tuple(each["image"].shape) for each in batches] == [(32, 1, 32, 32), (3, 1, 32, 32)]
+    assert all(each["image"].min() == -1 and each["image"].max() <= 1 for each in batches)
+
+
 def test_a_family_has_this_process_and_what_it_has_done() -> None:
     assert os.getpid() in federated.family()
     assert federated.processor_seconds(os.getpid()) >= 0

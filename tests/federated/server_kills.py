@@ -86,6 +86,10 @@ def broadcasts(folder: Path) -> int:
     return (folder / "truth").stat().st_size if (folder / "truth").exists() else 0
 
 
+def releases(folder: Path) -> int:
+    return len((folder / "released").read_text().splitlines()) if (folder / "released").exists() else 0
+
+
 def charged(folder: Path) -> int:
     ledger = folder / "run" / LEDGER
     return read(ledger).steps().get((RATE, NOISE), 0) if ledger.exists() else 0
@@ -102,10 +106,14 @@ def repeated(folder: Path) -> tuple[int, int]:
 
 
 def killed(folder: Path, job: Callable[[], int], chance: random.Random) -> bool:
-    """Start a server and kill it about a random round; False if it came to its end first."""
-    child, last = fork(job), chance.randrange(ROUNDS)
+    """Start a server and kill it about a random round; False if it came to its end first.
+
+    Soon after a broadcast, or soon after a release, which is before its checkpoint: on a busy machine a round takes
+    longer than the pause below, and no kill that waits for a broadcast would come after the release.
+    """
+    child, last, seen = fork(job), chance.randrange(ROUNDS), chance.choice([broadcasts, releases])
     limit = time.monotonic() + 30
-    while broadcasts(folder) < last and time.monotonic() < limit:
+    while seen(folder) < last and time.monotonic() < limit:
         if os.waitpid(child, os.WNOHANG)[0]:
             return False
         time.sleep(2e-4)

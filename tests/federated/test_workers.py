@@ -73,6 +73,18 @@ def test_whoever_ends_its_process_is_void_and_the_others_are_identical(
     assert "another takes its place" in caplog.text
 
 
+def test_rows_that_cannot_be_sent_are_void_though_nobody_else_is_there(hired_two: PerClient) -> None:
+    """A round of such clients only ends at once: there is nobody to wait for."""
+    odd, own = [Client(k, object()) for k in range(3)], [hired.client(k, 4) for k in range(2)]
+    assert hired_two.workers.differences(hired_two.trainer.one, trained(hired_two.model), odd) == [None] * 3
+    found = hired_two.workers.differences(
+        hired_two.trainer.one, trained(hired_two.model), [odd[0], *own, odd[1]]
+    )
+    assert found[0] is None
+    assert found[3] is None
+    assert_same(found[1:3], [hired_two.trainer.alone(trained(hired_two.model), client) for client in own])
+
+
 @pytest.mark.slow
 def test_a_worker_that_ended_meanwhile_is_replaced(hired_two: PerClient) -> None:
     own = [hired.client(k, 4) for k in range(3)]
@@ -201,8 +213,9 @@ def test_workers_end_with_who_sent_for_them() -> None:
 
 @pytest.mark.slow
 def test_a_kill_of_the_server_leaves_no_worker_behind() -> None:
-    script = Path(hired.__file__)
-    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as server:
+    script, around = Path(hired.__file__), {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=around) as server:
         assert server.stdout is not None
         pids = [int(word) for word in server.stdout.readline().split()]
         server.kill()

@@ -1058,8 +1058,18 @@ CLIENTS_AND_ROUNDS = (
         "federated/test_workers.py::test_whoever_ends_its_process_is_void_and_the_others_are_identical",
         (
             "federated/workers.py",
-            "                    found[place] = hand.answer()\n                except (EOFError, OSError):\n",
-            "                    found[place] = hand.answer()\n                except ImportError:\n",
+            "hand.channel.recv_bytes()))\n            except (EOFError, OSError):\n",
+            "hand.channel.recv_bytes()))\n            except ImportError:\n",
+        ),
+    ),
+    mutant(
+        "rows-that-cannot-be-sent-stop-the-round",
+        "a client whose rows cannot go to another process ends the run, and so tells of itself",
+        "federated/test_workers.py::test_rows_that_cannot_be_sent_are_void_though_nobody_else_is_there",
+        (
+            "federated/workers.py",
+            "        except Exception:\n            continue\n        yield place, task\n",
+            "        except ImportError:\n            continue\n        yield place, task\n",
         ),
     ),
     mutant(

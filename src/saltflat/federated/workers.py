@@ -12,7 +12,6 @@ import multiprocessing
 import pickle
 import signal
 import weakref
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -117,34 +116,54 @@ class Workers:
         _dismiss([hand])
 
     def _trained(self, training: Training, point: Tree, clients: Sequence[Client]) -> list[Tree | None]:
+        """Nobody waits for this process: the next client is packed, and answers are opened, while workers train."""
         found: list[Tree | None] = [None] * len(clients)
-        start, how = _pickled(point), {"local": training.local, "step": training.step}
-        left, busy = deque(range(len(clients))), dict[_Hand, int]()
-        while left or busy:
-            for hand in [hand for hand in self._hands if hand not in busy][: len(left)]:
-                place = left.popleft()
-                if _handed(hand, start, how, clients[place]):
-                    busy[hand] = place
-            ready = set(wait([hand.channel for hand in busy]))
-            for hand in [hand for hand in busy if hand.channel in ready]:
-                place = busy.pop(hand)
-                try:
-                    found[place] = hand.answer()
-                except (EOFError, OSError):
-                    log.warning(_ENDED)
-                    self._let_go(hand)
-                    self._fill()
+        start, tasks = _pickled(point), _tasks({"local": training.local, "step": training.step}, clients)
+        coming, busy = next(tasks, None), dict[_Hand, int]()
+        heard = list[tuple[int, bytes]]()
+        while coming or busy or heard:
+            for hand in [hand for hand in self._hands if hand not in busy]:
+                if coming is not None:
+                    busy[hand], task = coming
+                    hand.ask(start, task)
+                    coming = next(tasks, None)
+            for place, answer in heard:
+                found[place] = _opened(answer)
+            heard = self._heard(busy)
         return found
 
+    def _heard(self, busy: dict[_Hand, int]) -> list[tuple[int, bytes]]:
+        """What workers say next, still packed, and whose place it is for; those that said it are busy no more."""
+        heard, ready = list[tuple[int, bytes]](), set(wait([hand.channel for hand in busy]) if busy else ())
+        for hand in [hand for hand in busy if hand.channel in ready]:
+            place = busy.pop(hand)
+            try:
+                heard.append((place, hand.channel.recv_bytes()))
+            except (EOFError, OSError):
+                log.warning(_ENDED)
+                self._let_go(hand)
+                self._fill()
+        return heard
 
-def _handed(hand: _Hand, start: bytes, how: dict[str, Any], client: Client) -> bool:
-    """Whether the hand is at work on this client now; one whose rows cannot be sent is void, as one that fails is."""
-    try:
-        task = _pickled((how, replace(client, rows=mapped(_by_itself, client.rows))))
-    except Exception:
-        return False
-    hand.ask(start, task)
-    return True
+
+def _tasks(how: dict[str, Any], clients: Sequence[Client]) -> Iterator[tuple[int, bytes]]:
+    """Clients, packed, and their places; one whose rows cannot be sent is void, as one that fails is."""
+    for place, client in enumerate(clients):
+        try:
+            task = _pickled((how, replace(client, rows=mapped(_by_itself, client.rows))))
+        except Exception:
+            continue
+        yield place, task
+
+
+def _opened(answer: bytes) -> Tree | None:
+    found = pickle.loads(answer)
+    if found == CHANGED:
+        raise ModelError(
+            "a tensor of the model changes when a client trains, and would carry one client's data to the next; "
+            "remove the running statistics, or keep that layer in eval mode"
+        )
+    return found
 
 
 def _by_itself(leaf: Tensor) -> Tensor:
@@ -219,15 +238,6 @@ class _Hand:
             self.channel.send_bytes(b"" if start is self.start else start)
             self.start = start
             self.channel.send_bytes(task)
-
-    def answer(self) -> Tree | None:
-        found = pickle.loads(self.channel.recv_bytes())
-        if found == CHANGED:
-            raise ModelError(
-                "a tensor of the model changes when a client trains, and would carry one client's data to the next; "
-                "remove the running statistics, or keep that layer in eval mode"
-            )
-        return found
 
 
 def _dismiss(hands: list[_Hand]) -> None:
