@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from steps import CRITERION, examples, network, phase
 import saltflat as sf
 from saltflat.core import train as loop
 from saltflat.core.ahead import Ahead, ahead_of
-from saltflat.core.sampling import TensorUnits
+from saltflat.core.sampling import OnDevice, TensorUnits
 from saltflat.errors import BudgetError
 from saltflat.privacy import Budget, Ledger, SeededNoise
 
@@ -34,6 +34,10 @@ class Read:
     asked: list[tuple[int, ...]] = field(default_factory=list)
 
     count = COUNT
+
+    @property
+    def reads_ahead(self) -> bool:
+        return self.workers > 0
 
     def take(self, indices: np.ndarray) -> Any:
         self.threads.append(threading.current_thread().name)
@@ -168,7 +172,9 @@ class TestSecretDraws:
 class TestAhead:
     def test_only_what_has_workers_is_read_ahead(self) -> None:
         assert isinstance(ahead_of(Read(workers=1)), Ahead)
-        for units in (Read(workers=0), TensorUnits(examples())):
+        files = sf.data.DatasetUnits.of(torch.utils.data.TensorDataset(*examples()), workers=1)
+        assert isinstance(ahead_of(OnDevice(files, torch.device("cpu"))), Ahead)
+        for units in (Read(workers=0), TensorUnits(examples()), replace(files, workers=0)):
             assert ahead_of(units) is units
 
     def test_a_batch_is_handed_out_once_and_to_its_own_units(self) -> None:

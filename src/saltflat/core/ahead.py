@@ -17,8 +17,8 @@ _MOST = 2  # batches that are read ahead: the next of this step, and the first o
 
 
 def ahead_of(units: Units) -> Units:
-    """The units, read ahead where they have workers that read."""
-    return Ahead(units) if getattr(units, "workers", 0) else units
+    """The units, read ahead where they say that they may be (``reads_ahead``): nobody else's reading is moved."""
+    return Ahead(units) if getattr(units, "reads_ahead", False) else units
 
 
 class Ahead:

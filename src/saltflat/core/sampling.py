@@ -92,6 +92,11 @@ class DatasetUnits:
             raise DataError(f"a dataset with a length is needed; got a {type(dataset).__name__}") from error
         return cls(dataset, count, collate, workers)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether batches may be read ahead: where processes read, this one's sources of chance are left alone."""
+        return self.workers > 0
+
     def take(self, indices: Indices) -> Batch:
         if not self.workers or len(indices) < 2:
             return self.collate([self.dataset[int(i)] for i in indices])
@@ -176,9 +181,8 @@ class OnDevice:
         return self.units.count
 
     @property
-    def workers(self) -> int:
-        """How many read the units, if anybody does but this process."""
-        return getattr(self.units, "workers", 0)
+    def reads_ahead(self) -> bool:
+        return getattr(self.units, "reads_ahead", False)
 
     def take(self, indices: Indices) -> Batch:
         return moved(self.units.take(indices), self.device)

@@ -59,6 +59,11 @@ class Stored:
             raise SettingError(f"workers is a number of threads that read, 0 or more; got {self.workers!r}")
 
     @property
+    def reads_ahead(self) -> bool:
+        """Whether batches may be read ahead; reading draws nothing."""
+        return self.workers > 0
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example."""
         return self.form.shape
