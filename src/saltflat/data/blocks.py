@@ -100,6 +100,8 @@ class Blocks:
 
     def read(self, indices: Indices) -> np.ndarray:
         """These rows, in the order that was asked for."""
+        if len(indices) and not (indices.min() >= 0 and indices.max() < self.count):
+            raise DataError("there is no row of this number")
         ends = np.cumsum(self.counts)
         whose = np.searchsorted(ends, indices, side="right")
         found = np.empty((len(indices), *self.shape), self.dtype)

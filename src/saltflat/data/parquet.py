@@ -85,12 +85,18 @@ class Reader:
     table: Table
 
     def __call__(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        found = self.rows[indices.tolist()]
+        try:
+            return self._read(indices)
+        except DataError:
+            raise
+        except Exception:  # of a damaged file; what is in a message may be of a row
+            raise DataError("a row cannot be read") from None
+
+    def _read(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        found, target = self.rows[indices.tolist()], self.table.target
         parts = [_inputs(column, found.column(column.name)) for column in self.table.columns]
         inputs = torch.from_numpy(np.concatenate(parts, axis=1)).view(len(indices), *self.table.shape)
-        return inputs, torch.tensor(
-            [self.table.label(cell) for cell in _texts(found.column(self.table.target.name))]
-        )
+        return inputs, torch.tensor([self.table.label(cell) for cell in _texts(found.column(target.name))])
 
 
 def _inputs(column: Number | Category | Array, cells: Any) -> np.ndarray:
@@ -184,9 +190,12 @@ def _schema(file: Path) -> Any:
         if file.name.endswith(".parquet"):
             import pyarrow.parquet
 
-            return pyarrow.parquet.read_schema(file).remove_metadata()
-        with pa.memory_map(str(file)) as source:
-            return pa.ipc.open_stream(source).schema.remove_metadata()
+            schema = pyarrow.parquet.read_schema(file)
+        else:
+            with pa.memory_map(str(file)) as source:
+                schema = pa.ipc.open_stream(source).schema
+        assert schema.names is not None  # they are looked at here: damaged ones are no text
+        return schema.remove_metadata()
     except Exception:  # damaged files raise almost anything
         what = (
             "Parquet file"
