@@ -24,7 +24,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -194,11 +193,7 @@ class Racer:
         self.said.append(json.loads(line))
         return self.said[-1]
 
-    def end(self) -> Row:
-        with suppress(BrokenPipeError):
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-        self.process.wait(timeout=60)
+    def found(self) -> Row:
         most = lambda key: max(each[key] for each in self.said)
         middle = statistics.median(self.seconds[1:] or self.seconds)  # the first stretch warms up
         return Row(self.layout, self.count, 1e6 * middle, most("peak"), most("own"), self.said[0]["opening"])
@@ -220,10 +215,11 @@ def race(sizes: Sequence[int], layouts: Sequence[str], *, batch: int, steps: int
                 print(f"round {number} of {rounds}", file=sys.stderr)
                 for racer in random.sample(racers, len(racers)):
                     racer.run(steps)
-            return [racer.end() for racer in racers]
+            return [racer.found() for racer in racers]
         finally:
             for racer in racers:
                 racer.process.kill()
+                racer.process.wait()
 
 
 def draws(counts: Sequence[int], batch: int) -> list[tuple[int, float, float]]:
