@@ -128,17 +128,17 @@ def child(folder: Path, layout: str, batch: int) -> None:
     )
     plan = sf.Plan(phases=(phase,), rate=batch / units.count, size=units.count)
     left = [0]
-    mark = [0.0]
+    mark = [0.0, 0.0]
 
     def watch(progress: sf.Progress) -> bool:
         if left[0] == 0:  # the first step, and the end of a stretch
-            spent = time.perf_counter() - mark[0]
-            print(json.dumps({"seconds": spent, "opening": opening, **memory()}), flush=True)
+            spent, own = time.perf_counter() - mark[0], time.process_time() - mark[1]
+            print(json.dumps({"seconds": spent, "own": own, "opening": opening, **memory()}), flush=True)
             line = sys.stdin.readline()
             if not line.strip():
                 return True
             left[0] = int(line)
-            mark[0] = time.perf_counter()
+            mark[:] = time.perf_counter(), time.process_time()
         left[0] -= 1
         return False
 
@@ -150,7 +150,7 @@ def memory() -> dict[str, float]:
     said = dict(
         line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":" in line
     )
-    return {name: int(said[key].split()[0]) / 1024 for name, key in (("peak", "VmHWM"), ("own", "RssAnon"))}
+    return {name: int(said[key].split()[0]) / 1024 for name, key in (("peak", "VmHWM"), ("held", "RssAnon"))}
 
 
 @dataclass(frozen=True)
@@ -159,9 +159,10 @@ class Row:
 
     layout: str
     count: int
-    microseconds: float  # for an example of a step, the median over stretches
-    peak: float
-    own: float
+    microseconds: float  # for an example of a step, the median over stretches,
+    own: float  # and the same of the processor's time, which others on the machine change less
+    peak: float  # MB, all of it,
+    held: float  # and without pages of files
     opening: float
 
 
@@ -176,14 +177,15 @@ class Racer:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
         self.said: list[dict[str, float]] = []
-        self.seconds: list[float] = []
+        self.seconds: list[tuple[float, float]] = []
         self._heard()
 
     def run(self, steps: int) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
-        self.seconds.append(self._heard()["seconds"] / (steps * self.batch))
+        said = self._heard()
+        self.seconds.append((said["seconds"] / (steps * self.batch), said["own"] / (steps * self.batch)))
 
     def _heard(self) -> dict[str, float]:
         assert self.process.stdout is not None
@@ -195,8 +197,11 @@ class Racer:
 
     def found(self) -> Row:
         most = lambda key: max(each[key] for each in self.said)
-        middle = statistics.median(self.seconds[1:] or self.seconds)  # the first stretch warms up
-        return Row(self.layout, self.count, 1e6 * middle, most("peak"), most("own"), self.said[0]["opening"])
+        wall, own = (
+            statistics.median(each) for each in zip(*(self.seconds[1:]), strict=True)
+        )  # the first warms up
+        opening = self.said[0]["opening"]
+        return Row(self.layout, self.count, 1e6 * wall, 1e6 * own, most("peak"), most("held"), opening)
 
 
 def race(sizes: Sequence[int], layouts: Sequence[str], *, batch: int, steps: int, rounds: int) -> list[Row]:
@@ -242,16 +247,16 @@ def draws(counts: Sequence[int], batch: int) -> list[tuple[int, float, float]]:
 def table_of(rows: Sequence[Row]) -> str:
     """Markdown; ratios and differences are to the smallest of the same layout."""
     lines = [
-        "| layout | examples | us an example | to the smallest | peak MB | more than the smallest | without pages of "
-        "files | more | opening, s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| layout | examples | us an example | to the smallest | processor's time | to the smallest | peak MB | more | "
+        "without pages of files | more | opening, s |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         first = next(each for each in rows if each.layout == row.layout)
         lines.append(
             f"| {row.layout} | {row.count:,} | {row.microseconds:.1f} | {row.microseconds / first.microseconds:.3f} | "
-            f"{row.peak:.0f} | {row.peak - first.peak:+.0f} | {row.own:.0f} | {row.own - first.own:+.0f} | "
-            f"{row.opening:.2f} |"
+            f"{row.own:.1f} | {row.own / first.own:.3f} | {row.peak:.0f} | {row.peak - first.peak:+.0f} | "
+            f"{row.held:.0f} | {row.held - first.held:+.0f} | {row.opening:.2f} |"
         )
     return "\n".join(lines)
 

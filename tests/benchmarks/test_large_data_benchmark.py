@@ -38,13 +38,13 @@ def test_parquet_holds_them_too(tmp_path: Path) -> None:
 
 def test_ratios_are_to_the_smallest_of_the_same_layout() -> None:
     rows = [
-        Row("npy", 10, 2.0, 100.0, 50.0, 0.1),
-        Row("memmap", 10, 4.0, 100.0, 50.0, 0.1),
-        Row("npy", 1000, 3.0, 130.0, 40.0, 0.1),
+        Row("npy", 10, 2.0, 1.0, 100.0, 50.0, 0.1),
+        Row("memmap", 10, 4.0, 1.0, 100.0, 50.0, 0.1),
+        Row("npy", 1000, 3.0, 1.2, 130.0, 40.0, 0.1),
     ]
     last = benchmark.table_of(rows).splitlines()[-1]
     assert [cell.strip() for cell in last.split("|")[1:-1]] == [
-        *("npy", "1,000", "3.0", "1.500", "130", "+30", "40", "-10", "0.10")
+        *("npy", "1,000", "3.0", "1.500", "1.2", "1.200", "130", "+30", "40", "-10", "0.10")
     ]
 
 
