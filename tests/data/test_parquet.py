@@ -246,6 +246,7 @@ class TestHostileFiles:
                 own_form(Own(str(tmp_path / "a.csv"), table=str(tmp_path / "t.toml")))
 
 
+@pytest.mark.slow
 def test_a_run_from_the_command_line(tmp_path: Path) -> None:
     from typer.testing import CliRunner
 

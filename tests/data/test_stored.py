@@ -202,7 +202,8 @@ GOOD = b"{'descr': '|u1', 'fortran_order': False, 'shape': (30, 5, 4), }"
 HOSTILE = {
     "a pickle": lambda mark: pickle.dumps(Touch(mark)),
     "objects": lambda mark: (
-        head_of(b"{'descr': '|O', 'fortran_order': False, 'shape': (30,), }\n") + pickle.dumps(Touch(mark))
+        head_of(b"{'descr': '|O', 'fortran_order': False, 'shape': (100,), }\n")
+        + pickle.dumps(Touch(mark)).ljust(800, b".")
     ),
     "structures": lambda mark: (
         head_of(b"{'descr': [('a', '|u1')], 'fortran_order': False, 'shape': (30,), }\n") + bytes(30)
