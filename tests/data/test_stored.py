@@ -361,3 +361,21 @@ def test_the_guide(
     (code,) = re.findall(r"```python\n(.*?)```", text, flags=re.S)
     exec(compile(code, "large_data.md", "exec"), {})
     assert capsys.readouterr().out == "True (1, 8, 8)\n"
+
+
+@pytest.mark.slow
+def test_a_run_from_the_command_line(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from saltflat.cli import app
+
+    x, y = images()
+    folder = saved(saved(tmp_path / "a", 3, x=x, y=y), x_test=x[:9], y_test=y[:9])
+    given = ["train", "--data", str(folder), "--classes", "3", "--epsilon", "8", "--epochs", "1"]
+    found = CliRunner().invoke(
+        app, [*given, "--size", "40", "--workers", "2", "--out", str(tmp_path / "run")]
+    )
+    assert found.exit_code == 0, found.output
+    assert "test accuracy" in found.output
+    refused = CliRunner().invoke(app, [*given, "--size", "29", "--out", str(tmp_path / "other")])
+    assert "more than the 29 examples" in str(refused.exception or refused.output)
