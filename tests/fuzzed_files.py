@@ -18,7 +18,8 @@ from typer.testing import CliRunner
 
 from saltflat import cli
 from saltflat.cli.settings import changes
-from saltflat.data import Category, Number, Table, npz
+from saltflat.data import Category, Number, Table, npz, parquet
+from saltflat.data.blocks import blocks
 from saltflat.data.cifar import binary_batch, python_batch
 from saltflat.data.idx import read_idx
 from saltflat.errors import SaltflatError
@@ -315,6 +316,34 @@ def _npz() -> bytes:
     return file.getvalue()
 
 
+def _npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, pixels(4, 3, 3))
+    return file.getvalue()
+
+
+def _row(path: Path) -> np.ndarray:
+    """A row of a file on disk, as a step would read it."""
+    return blocks([path]).read(np.array([0]))
+
+
+def _parquet() -> dict[str, tuple[bytes, Callable[[Path], Any]]]:
+    """Where Hugging Face datasets is installed."""
+    try:
+        import datasets  # noqa: F401
+        import pyarrow
+        import pyarrow.parquet as packed
+    except ImportError:
+        return {}
+    table = pyarrow.table({"age": [39, 17], "sex": ["M", "F"], "label": ["yes", "no"]})
+    files: dict[str, io.BytesIO] = {"a.parquet": io.BytesIO(), "a.arrow": io.BytesIO()}
+    packed.write_table(table, files["a.parquet"])
+    with pyarrow.ipc.new_stream(files["a.arrow"], table.schema) as writer:
+        writer.write_table(table)
+    read = lambda path: parquet(path, table=TABLE).take(np.array([0, 1]))
+    return {name: (file.getvalue(), read) for name, file in files.items()}
+
+
 TABLE = Table((Number("age", 0, 100), Category("sex", ("F", "M"))), Category("label", ("no", "yes")))
 READERS: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
     "a.idx": (idx_bytes(pixels(4, 3, 3)), lambda path: read_idx(path, 3)),
@@ -328,6 +357,9 @@ READERS: dict[str, tuple[bytes, Callable[[Path], Any]]] = {
         python_two({b"data": pixels(2, 3072), b"labels": [1, 2]}),
         lambda path: python_batch(path, "labels"),
     ),
+    "a.npy": (_npy(), _row),
+    "a-ubyte": (idx_bytes(pixels(4, 3, 3)), _row),
+    **_parquet(),
 }
 
 

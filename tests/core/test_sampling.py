@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 import multiprocessing
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from saltflat.core import sampling
 from saltflat.core.sampling import is_secret, labels, physical, pick, poisson, rows_in
 from saltflat.data import TensorUnits
 from saltflat.errors import DataError, SettingError
@@ -32,11 +35,13 @@ def p_values(table: np.ndarray) -> dict[str, float]:
     size = (draws - 1) * table.sum(1).var(ddof=1) / (count * RATE * (1 - RATE))
     centred = (table - RATE) / np.sqrt(RATE * (1 - RATE))
     in_a_row = (centred[1:] * centred[:-1]).sum() / np.sqrt((draws - 1) * count)
+    pairs = np.triu(centred.T @ centred, 1)[np.triu_indices(count, 1)] / np.sqrt(draws)
     two_sided = lambda p: 2 * min(p, 1 - p)
     return {
         "every unit as often": two_sided(stats.chi2.sf(each, count)),
         "size varies as a binomial does": two_sided(stats.chi2.sf(size, draws - 1)),
         "one draw tells nothing of the next": two_sided(stats.norm.sf(in_a_row)),
+        "no unit tells of another": two_sided(stats.chi2.sf((pairs**2).sum(), len(pairs))),
     }
 
 
@@ -59,6 +64,69 @@ def test_it_is_poisson() -> None:
     source = np.random.default_rng(1)
     values = p_values(membership(lambda: poisson(COUNT, RATE, source)))
     assert min(values.values()) > 1e-6, values
+
+
+class TestScattered:
+    """Small rates: points are thrown, and no coin for each unit."""
+
+    def test_it_is_poisson(self) -> None:
+        """At a rate at which a mistake shows; the first and the last unit are among those that are counted."""
+        source = SecureSampling()
+        values = p_values(membership(lambda: sampling._scattered(COUNT, RATE, source)))
+        assert min(values.values()) > 1e-6, values
+
+    def test_of_many_units_as_many_join_as_the_rate_says(self) -> None:
+        """800 draws of 100 expected of a million; the mean's standard error is 0.35, the variance's 5."""
+        drawn = [poisson(10**6, 1e-4, SecureSampling()) for _ in range(800)]
+        sizes = np.array([len(each) for each in drawn])
+        assert abs(sizes.mean() - 100) < 5 * 0.354
+        assert abs(sizes.var() - 100) < 5 * 5
+        where = np.concatenate(drawn)
+        assert where.min() >= 0
+        assert where.max() < 10**6
+        assert stats.kstest(where / 10**6, "uniform").pvalue > 1e-6
+        assert all((np.diff(each) > 0).all() for each in drawn), "in order, and nobody twice"
+
+    def test_poisson_numbers(self) -> None:
+        found = np.bincount(sampling._poisson_ones(200_000, SecureSampling()), minlength=8)
+        expected = 200_000 * stats.poisson.pmf(np.arange(7), 1)
+        rest = 200_000 - expected.sum()
+        assert stats.chisquare([*found[:7], found[7:].sum()], [*expected, rest]).pvalue > 1e-6
+
+    @pytest.mark.parametrize("count", [0, 1, 3])
+    def test_few_units(self, count: int) -> None:
+        often = sum(len(poisson(count, 0.015, SecureSampling())) for _ in range(1000))
+        assert abs(often - 15 * count) <= 5 * (15 * count) ** 0.5
+
+    def test_no_unit_joins_more_often_than_the_rate_says(self) -> None:
+        """The mean number of points is rounded down, so that 1 - exp(-m) <= rate whatever rounds where."""
+        for rate in (1e-12, 1e-7, 0.001, 1 / 65, 0.9):
+            for count in (1, 999, 10**6, 10**8):
+                ones, kept = sampling._points(count, rate)
+                joins = -math.expm1(-Fraction(ones * kept, 2**53 * count))
+                assert rate - 2**-53 - 4e-15 * rate < joins <= rate, (rate, count)
+
+    def test_draws_cost_as_much_of_a_million_as_of_a_hundred_million(self) -> None:
+        source = _Counting()
+        often = []
+        for count in (10**6, 10**8):
+            source.words = 0
+            for _ in range(30):
+                poisson(count, 256 / count, source)
+            often.append(source.words / 30)
+        assert often[1] == pytest.approx(often[0], rel=0.1)
+        assert often[0] < 10 * 256
+
+
+class _Counting:
+    """A source that counts what is drawn from it."""
+
+    def __init__(self) -> None:
+        self.words, self._source = 0, SecureSampling()
+
+    def random(self, count: int) -> np.ndarray:
+        self.words += count
+        return self._source.random(count)
 
 
 def test_mutant_fixed_size_is_caught() -> None:

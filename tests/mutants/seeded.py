@@ -62,6 +62,9 @@ def mutant(
 WIDTH = "gradients/test_width.py::"
 HOSTILE = "adversary/test_hostile.py::"
 STEP = "core/test_private_step.py::"
+SCATTERED = "core/test_sampling.py::TestScattered::"
+AHEAD = "core/test_ahead.py::"
+STORED = "data/test_stored.py::"
 LAYERS, SPOT, CHECK = "core/layers.py", "core/spot.py", "core/check.py"
 CONTRIBUTION, ASK = "core/contribution.py", "core/ask.py"
 MECHANISM, PLAN, TRAIN = "core/mechanism.py", "core/plan.py", "core/train.py"
@@ -611,6 +614,112 @@ NOISE = (
             "return np.flatnonzero(source.random(count) < rate)",
             "return np.sort(np.argsort(source.random(count))[: round(count * rate)])",
         ),
+    ),
+    mutant(
+        "the-last-unit-is-never-drawn",
+        "points are thrown at one unit too few",
+        SCATTERED + "test_it_is_poisson",
+        (
+            "core/sampling.py",
+            "_below(max(1, count), stay, source)",
+            "_below(max(1, count - 1), stay, source)",
+        ),
+    ),
+    mutant(
+        "the-first-unit-is-never-drawn",
+        "points are numbered from 1",
+        SCATTERED + "test_it_is_poisson",
+        (
+            "core/sampling.py",
+            "np.unique(_below(max(1, count), stay, source))",
+            "np.unique(_below(max(1, count - 1), stay, source) + 1)",
+        ),
+    ),
+    mutant(
+        "every-point-stays",
+        "units join more often than the rate says, as the number of points is rounded up",
+        SCATTERED + "test_it_is_poisson",
+        ("core/sampling.py", "_words(thrown, source) < kept", "_words(thrown, source) >= 0"),
+    ),
+    mutant(
+        "points-by-the-rate-itself",
+        "the mean number of points is the rate's, and a unit that is hit twice joins once",
+        SCATTERED + "test_no_unit_joins_more_often_than_the_rate_says",
+        ("core/sampling.py", "mean = -math.log1p(-rate) * count", "mean = rate * count"),
+    ),
+    mutant(
+        "as-many-points-each-time",
+        "the number of points is fixed",
+        SCATTERED + "test_it_is_poisson",
+        ("core/sampling.py", "thrown = int(_poisson_ones(ones, source).sum())", "thrown = ones"),
+    ),
+    mutant(
+        "numbers-that-are-not-poisson",
+        "too many large numbers of points are taken",
+        SCATTERED + "test_poisson_numbers",
+        ("core/sampling.py", "int((tried >= k).sum()), source) < 2", "int((tried >= k).sum()), source) < 3"),
+    ),
+    mutant(
+        "a-sample-stepped-again",
+        "the sample that was drawn ahead is used for every step that follows",
+        AHEAD + "TestSecretDraws::test_each_sample_is_stepped_once_in_the_order_of_draws",
+        (
+            TRAIN,
+            "ahead = self._next_drawn(here, private)",
+            "ahead = ahead or self._next_drawn(here, private)",
+        ),
+    ),
+    mutant(
+        "drawn-for-another-phase",
+        "a sample that was drawn ahead is used although the phase has ended",
+        AHEAD + "TestSecretDraws::test_a_phase_that_ends_by_results_forgets_what_was_drawn",
+        (TRAIN, "drawn = ahead if ahead and here is at else draw(", "drawn = ahead if ahead else draw("),
+    ),
+    mutant(
+        "a-sampler-ahead-of-its-checkpoint",
+        "the next sample is drawn early from a sampler that is kept, and set back to another place",
+        AHEAD + "TestNothingChanges::test_a_run_that_goes_on_goes_on_alike",
+        (TRAIN, " or not isinstance(guards.sampling, SecureSampling)", ""),
+    ),
+    mutant(
+        "another-batch-read-ahead",
+        "whatever was read ahead is handed out, to whoever asks",
+        AHEAD + "TestAhead::test_a_batch_is_handed_out_once_and_to_its_own_units",
+        (
+            "core/ahead.py",
+            "found = self._waiting.pop(indices.tobytes(), None)",
+            "found = self._waiting.pop(next(iter(self._waiting), b''), None)",
+        ),
+    ),
+    mutant(
+        "objects-in-arrays",
+        "an .npy file of objects is opened",
+        STORED + "TestHostileFiles::test_an_error_and_no_code[objects]",
+        ("data/blocks.py", 'if dtype.kind not in "fiu" or dtype.hasobject:', "if False:"),
+    ),
+    mutant(
+        "a-file-that-changes-under-the-run",
+        "rows are read of a file that was cut since it was opened",
+        STORED + "TestRowsThatFail::test_it_adds_nothing[grown]",
+        ("data/blocks.py", "if not whole or any(", "if any("),
+    ),
+    mutant(
+        "labels-that-nobody-declared",
+        "a label on disk that is no class reaches the loss",
+        STORED + "TestRowsThatFail::test_it_adds_nothing[label]",
+        ("data/stored.py", "if self.form.classes and bool(", "if False and bool("),
+    ),
+    mutant(
+        "lists-that-reach-into-the-next-row",
+        "a list that is too short is filled up from the next row's",
+        "data/test_parquet.py::TestRowsThatFail::test_lists_that_would_make_up_for_each_other[.parquet]",
+        ("data/parquet.py", "if found.null_count or len(pc.unique(lengths)) > 1:", "if found.null_count:"),
+    ),
+    mutant(
+        "more-rows-than-declared",
+        "the data may hold more examples than the statement says",
+        STORED + "TestDeclaredSize::test_more_rows_than_declared",
+        ("front/given.py", "if self.size is not None and count > self.size:", "if False:"),
     ),
     mutant(
         "seeded-noise-is-private",

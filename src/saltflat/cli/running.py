@@ -71,7 +71,7 @@ class Asked:
     device: str
     threads: int
     tensorboard: bool
-    workers: int = 0  # processes that train clients
+    workers: int = 0  # processes that train clients, or threads that read examples on disk
     norms: bool = False  # whether clients' data was declared public, and their updates are measured
     infinity: bool = False  # whether examples were declared public, and a training without noise is done too
 

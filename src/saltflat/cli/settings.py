@@ -35,11 +35,15 @@ class Flag:
 FLAGS = (
     Flag(
         "data",
-        "Data set: digits (embedded), mnist, adult, ...; or yours: mine.npz, mine.csv, a folder of images.",
+        "Data set: digits (embedded), mnist, adult, ...; or yours: mine.npz, mine.csv, a folder of images, of x.npy "
+        "and y.npy, or of Parquet.",
     ),
-    Flag("table", "For a CSV: the TOML file that declares its columns (docs/tables.md)."),
-    Flag("test", "For a CSV: another one of the same columns, whose rows are public; for accuracy only."),
-    Flag("classes", "For an npz: how many classes y has, 0 and up."),
+    Flag("table", "For a CSV or Parquet: the TOML file that declares its columns (docs/tables.md)."),
+    Flag(
+        "test",
+        "For a CSV or Parquet: another one of the same columns, whose rows are public; for accuracy only.",
+    ),
+    Flag("classes", "For an npz, or x.npy and y.npy: how many classes y has, 0 and up."),
     Flag("target_range", "For an npz whose y is a number: its range, such as '[0, 100]'."),
     Flag("model", "Network of saltflat.models: mlp (fits any), digits_cnn, '{mlp = {width = 64}}', ..."),
     Flag("size", "Declared number of training examples: the official one, or a public bound on yours."),

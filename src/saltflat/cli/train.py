@@ -24,7 +24,7 @@ from saltflat.cli.running import (
 )
 from saltflat.cli.screen import screen
 from saltflat.cli.settings import FLAGS
-from saltflat.errors import SettingError
+from saltflat.errors import DataError, SettingError
 from saltflat.recipes import documents
 from saltflat.recipes.documents import Document
 
@@ -56,6 +56,15 @@ def train(
     ledger: Shared = None,
     device: Device = "cpu",
     threads: Threads = 0,
+    workers: Annotated[
+        int,
+        typer.Option(
+            help="Threads that read data on disk (Parquet, a folder of .npy), the next batch while this one is "
+            "computed; 0: none.",
+            min=0,
+            max=64,
+        ),
+    ] = 0,
     tensorboard: Tensorboard = False,
     repeats: Count = 1,
     infinity: Annotated[
@@ -77,6 +86,9 @@ def train(
     A table of your own: saltflat train --data mine.csv --table mine.toml --size 5000 --epsilon 1, or --data mine.npz
     --classes 3 --size 5000. Without a recipe its settings are those of saltflat suggest.
 
+    Data larger than memory: saltflat train RECIPE --data folder --size 1000000, with x.npy and y.npy (or shards
+    x-*.npy, y-*.npy) and --classes, or Parquet or Arrow files and --table. Rows are read when they are drawn.
+
     Images of your own: saltflat train best-images --data folder --size 5000 --epsilon 1, with pictures in
     train/<class>/ and test/<class>/, or idx files; the part for testing is public.
 
@@ -87,7 +99,9 @@ def train(
         raise SettingError(f"two recipes are named, {recipe} and --recipe {named}; leave one out")
     recipe = recipe or named
     asked = Asked(
-        "train", out, resume, dry_run, data_dir, ledger, device, threads, tensorboard, infinity=infinity
+        *("train", out, resume, dry_run, data_dir, ledger, device, threads, tensorboard),
+        workers=workers,
+        infinity=infinity,
     )
     first = first_of(asked)
     chosen = chosen_of(_document(recipe, given, first), given, sets or [], first, flags=FLAGS)
@@ -121,16 +135,22 @@ def _document(recipe: str | None, given: dict[str, str], asked: Asked) -> Docume
         return current(documents.read(recipe))
     if asked.resume:
         return asked.document()
-    if _is_folder(given.get("data")):
+    if _are_images(given.get("data"), asked.data_dir):
         return current(documents.shipped(USUAL_IMAGES))
     return _suggested(given, asked.data_dir) or current(documents.shipped(USUAL))
 
 
-def _is_folder(name: str | None) -> bool:
-    """Whether the data is a folder of images."""
-    from saltflat.data import is_folder, is_own
+def _are_images(name: str | None, data_dir: Path | None) -> bool:
+    """Whether the data is a folder of images; one that is not there is told later."""
+    from saltflat.data import is_folder, is_own, kind_of
+    from saltflat.data.files import resolve
 
-    return name is not None and is_own(name) and is_folder(name)
+    if name is None or not is_own(name) or not is_folder(name):
+        return False
+    try:
+        return kind_of(resolve(name, data_dir)) == "images"
+    except DataError:
+        return True
 
 
 def _suggested(given: dict[str, str], data_dir: Path | None) -> Document | None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.clipping import Chunk
+from saltflat.core.ahead import Ahead, ahead_of
 from saltflat.core.chance import Draws, secret, still, still_by_place
 from saltflat.core.check import Take, check_step, check_views
 from saltflat.core.group import ALONE, Group
@@ -424,7 +425,7 @@ class Private:
     @classmethod
     def of(cls, contribution: Contribution, units: Units) -> Private:
         """Read how many units there are, and the form of the first that can be read."""
-        whole = cls(contribution, units, units.count)
+        whole = cls(contribution, ahead_of(units), units.count)
         if not hasattr(contribution, "rows_per_unit"):
             return whole
         tried = (whole.taken(np.array([unit])) for unit in range(min(whole.count, 64)))
@@ -440,6 +441,11 @@ class Private:
         """The same at a step, counted from 0, for a contribution that asks for it."""
         moved = getattr(self.contribution, "at", None)
         return self if moved is None else replace(self, contribution=moved(step))
+
+    def expect(self, part: Indices) -> None:
+        """These units will be asked for: they may be read ahead, if there is anybody to do that."""
+        if isinstance(self.units, Ahead):
+            self.units.expect(part)
 
     def taken(self, part: Indices) -> Batch | None:
         """The batch of these units; None if they cannot be read, or are not as many, or of another form.
@@ -476,13 +482,25 @@ class chunks_of:
 
     def _batches(self) -> Iterator[Batch]:
         """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""
-        for part in physical(self.group.mine(self.drawn), self.most):
+        parts = self._parts()
+        for number, part in enumerate(parts):
+            for soon in parts[number : number + 2]:
+                self.private.expect(soon)
             batch = self.private.taken(part)
             if batch is None:
                 sound = [unit for unit in part if self.private.taken(np.array([unit])) is not None]
                 batch = self.private.taken(np.array(sound)) if sound else None
             if batch is not None:
                 yield batch
+
+    def _parts(self) -> list[Indices]:
+        """The drawn units of this process, in physical batches."""
+        return list(physical(self.group.mine(self.drawn), self.most))
+
+    def expect(self) -> None:
+        """Read the first physical batch ahead."""
+        for part in self._parts()[:1]:
+            self.private.expect(part)
 
     def apart(
         self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -91,6 +92,11 @@ class DatasetUnits:
             raise DataError(f"a dataset with a length is needed; got a {type(dataset).__name__}") from error
         return cls(dataset, count, collate, workers)
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether batches may be read ahead: where processes read, this one's sources of chance are left alone."""
+        return self.workers > 0
+
     def take(self, indices: Indices) -> Batch:
         if not self.workers or len(indices) < 2:
             return self.collate([self.dataset[int(i)] for i in indices])
@@ -174,6 +180,10 @@ class OnDevice:
     def count(self) -> int:
         return self.units.count
 
+    @property
+    def reads_ahead(self) -> bool:
+        return getattr(self.units, "reads_ahead", False)
+
     def take(self, indices: Indices) -> Batch:
         return moved(self.units.take(indices), self.device)
 
@@ -194,15 +204,83 @@ def is_secret(sampler: Sampler) -> bool:
     return bool(getattr(sampler, "private", False))
 
 
+_FEW = 1 / 64  # the rate below which points are scattered, and no coin is thrown for each unit
+_WORD = 2**53  # a source gives multiples of 1 / _WORD
+
+
 def poisson(count: int, rate: float, source: Sampler) -> Indices:
     """The units of one step: each joins independently with probability ``rate``; there may be none.
 
+    At small rates time and memory follow the number that is drawn, and not ``count``: see `_scattered`. *Guarantee*:
+    units join independently of each other, exactly; each with ``rate`` to 2^-53, and no more often than that where
+    points are scattered.
+
     >>> poisson(5, 1.0, np.random.default_rng())
     array([0, 1, 2, 3, 4])
+    >>> len(poisson(10**12, 1e-11, np.random.default_rng())) < 100
+    True
     """
     if not (is_positive(rate) and rate <= 1):
         raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate!r}")
+    if rate < _FEW:
+        return _scattered(count, rate, source)
     return np.flatnonzero(source.random(count) < rate)
+
+
+def _scattered(count: int, rate: float, source: Sampler) -> Indices:
+    """The units that are hit, when as many points as a Poisson law says are thrown at units, each at any of them.
+
+    Then the points of each unit are Poisson too, with mean m, and independent of all others'; so a unit is hit with
+    probability 1 - exp(-m), whoever else is, and m = -log(1 - rate). The number of points is a sum of Poisson(1)
+    numbers, of which each point stays with a probability below 1, so that m comes out right. All of it is done in
+    whole numbers: the only rounding is that of m.
+    """
+    ones, kept = _points(count, rate)
+    thrown = int(_poisson_ones(ones, source).sum())
+    stay = int(np.count_nonzero(_words(thrown, source) < kept))
+    return np.unique(_below(max(1, count), stay, source))
+
+
+def _points(count: int, rate: float) -> tuple[int, int]:
+    """How many Poisson(1) numbers are added up, and of how many words of 2^53 a point's own makes it stay.
+
+    *Guarantee*: the mean number of points, the product over 2^53, is never above -log(1 - rate) count.
+    """
+    mean = -math.log1p(-rate) * count * (1 - 2**-50)  # less than all that rounding can add
+    ones = math.ceil(mean)
+    return ones, math.floor(mean / ones * _WORD) if ones else 0
+
+
+def _poisson_ones(count: int, source: Sampler) -> Indices:
+    """Independent whole numbers with P(k) = 1 / (e k!), exactly.
+
+    A number of heads before the first tails, P(k) = 2^-(k + 1), is taken with probability 2^(k - 1) / k!: coins of
+    probability 2/3, 2/4, ..., 2/k for k from 3, one of 1/2 for 0. Of tries, e / 4 are taken.
+    """
+    found = [np.zeros(0, np.int64)]
+    while (missing := count - sum(map(len, found))) > 0:
+        words = _words(missing + missing // 2 + 8, source)
+        tried = np.frexp(words & -words)[1].astype(np.int64) - 1  # zeros at the end of a word
+        taken = words > 0  # none of 53 heads or more: as good as never taken, 2^52 / 53!
+        taken[tried == 0] = _below(2, int((tried == 0).sum()), source) == 0
+        for k in range(3, int(tried.max()) + 1):
+            taken[tried >= k] &= _below(k, int((tried >= k).sum()), source) < 2
+        found.append(tried[taken][:missing])
+    return np.concatenate(found)
+
+
+def _below(bound: int, count: int, source: Sampler) -> Indices:
+    """Uniform whole numbers from 0 to ``bound`` - 1, without bias: words above the last multiple are drawn again."""
+    limit = _WORD // bound * bound
+    words = _words(count, source)
+    while len(bad := np.flatnonzero(words >= limit)):
+        words[bad] = _words(len(bad), source)
+    return words % bound
+
+
+def _words(count: int, source: Sampler) -> Indices:
+    """Whole numbers of 53 bits: all that a source gives."""
+    return (source.random(count) * _WORD).astype(np.int64)
 
 
 def without_replacement(count: int, batch: int, source: Sampler) -> Indices:

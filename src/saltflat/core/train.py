@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
@@ -14,13 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from saltflat.core.contribution import Contribution, Private
+from saltflat.core.ahead import Ahead
+from saltflat.core.contribution import Contribution, Private, chunks_of
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.public import check_apart
 from saltflat.core.record import check_draws, check_record
 from saltflat.core.resume import Checkpoints, load, save
-from saltflat.core.sampling import Units
+from saltflat.core.sampling import Indices, Units
 from saltflat.core.step import (
     Position,
     Safeguards,
@@ -242,15 +243,31 @@ class _Run:
             return
         plan, guards = self.plan, self.safeguards
         private, physical = Private.of(contribution, units), self.running.physical
-        spot = contribution.check(copied(at.params), units.take, private.count)
+        spot = contribution.check(copied(at.params), private.units.take, private.count)
+        ahead: Sequence[Indices] | None = None  # the next step's units, drawn already
         while not leave() and (here := begin(plan, at)) is not None:
-            drawn = draw(plan, here, private.count, guards.sampling)
+            drawn = ahead if ahead and here is at else draw(plan, here, private.count, guards.sampling)
             charge(plan, here, guards.meter)
+            ahead = self._next_drawn(here, private)
             ask = open_door(plan, here, drawn, private, safeguards=guards, physical=physical)
             at = advance(plan, here, ask)
             look_again(plan, at, drawn, private, spot=spot, physical=physical)
             yield at
         spot(at.params, None)
+
+    def _next_drawn(self, here: Position, private: Private) -> Sequence[Indices] | None:
+        """The units of the step after this one, and their first batch being read; None where nothing is read ahead.
+
+        They are drawn early only where draws are secret and leave no trace: a sampler that can be set back would stand
+        at another place. Where this step turns out to be the last of its phase, or of the run, they are forgotten:
+        whoever was drawn has nothing to do with that.
+        """
+        plan, guards, last = self.plan, self.safeguards, here.step + 1 == self.plan.through(here.phase)
+        if not isinstance(private.units, Ahead) or not isinstance(guards.sampling, SecureSampling) or last:
+            return None
+        drawn = draw(plan, replace(here, within=here.within + 1), private.count, guards.sampling)
+        chunks_of(private, drawn[-1], self.running.physical, group=Group.here()).expect()
+        return drawn
 
     def is_time(self, at: Position, first: int) -> bool:
         """Every so often, at the end, and at once: so that a folder that cannot be written shows early."""

@@ -11,12 +11,14 @@ from saltflat.data.augment import Augment, Cutout, Flip, Jitter, PadCrop, Zoom, 
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, HALF, IMAGENET, MNIST, SVHN, UNIT, Examples, Scale, Split
 from saltflat.data.form import Form
-from saltflat.data.own import Own, is_folder, is_own, own_form, own_split, read_table
+from saltflat.data.own import Own, is_folder, is_own, kind_of, own_form, own_split, read_table
+from saltflat.data.parquet import parquet
 from saltflat.data.pictures import image_folder
 from saltflat.data.policy import AutoAugment
 from saltflat.data.registry import NAMES, is_text, load, official_form, official_size
 from saltflat.data.sharing import Shared, shared
-from saltflat.data.table import ADULT, Category, Number, Table, csv_table
+from saltflat.data.stored import Stored, on_disk
+from saltflat.data.table import ADULT, Array, Category, Number, Table, csv_table
 from saltflat.data.text import Authors, Vocabulary
 
 __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
@@ -39,15 +41,20 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "MEDMNIST",
     "image_folder",
     "csv_table",
+    "on_disk",
+    "parquet",
+    "Stored",
     "Own",
     "is_own",
     "is_folder",
+    "kind_of",
     "own_form",
     "own_split",
     "read_table",
     "Table",
     "Number",
     "Category",
+    "Array",
     "ADULT",
     "Shared",
     "shared",

@@ -66,6 +66,45 @@ def _examples(inputs: np.ndarray, targets: np.ndarray, scale: Scale, path: Path)
     return Examples(images(inputs, path), labels, scale)
 
 
+def rows_of(
+    inputs: np.ndarray,
+    targets: np.ndarray,
+    path: Path,
+    *,
+    span: tuple[float, float] | None = None,
+    scale: Scale = HALF,
+) -> Examples:
+    """Examples of two arrays; what is wrong is told by name and type, and never by value or count."""
+    if inputs.dtype.kind not in "fiu" or inputs.ndim < 2:
+        raise DataError(f"{path}: x must hold numbers, a row for each example; got {inputs.dtype}")
+    if targets.dtype.kind not in "fiu" or targets.ndim not in (1, 2) or targets.size != len(targets):
+        raise DataError(f"{path}: y must hold one number for each example; got {targets.dtype}")
+    if len(inputs) != len(targets):
+        raise DataError(f"{path}: x and y do not have the same number of rows")
+    if len(inputs) == 0:
+        raise DataError(f"{path} holds no row")
+    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
+        raise DataError(
+            f"{path}: x holds a NaN or an infinity; drop such rows, or put a declared number there"
+        )
+    y = targets.reshape(-1)
+    if span is not None:
+        if not np.isfinite(y).all():
+            raise DataError(f"{path}: y holds a NaN or an infinity; drop such rows")
+        low, high = span
+        numbers = (2 * np.clip((y.astype(np.float64) - low) / (high - low), 0, 1) - 1).astype(np.float32)
+        labels = torch.from_numpy(numbers)
+    elif y.dtype.kind == "f":
+        raise DataError(
+            f"{path}: y holds {y.dtype}, and classes are whole numbers; save it as int64, or declare a target range"
+        )
+    else:
+        labels = torch.from_numpy(y.astype(np.int64))
+    if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
+        return Examples(images(inputs, path), labels, scale)
+    return Examples(torch.from_numpy(inputs.astype(np.float32)), labels)
+
+
 def images(pixels: np.ndarray, path: Path) -> Tensor:
     """uint8 (n, c, h, w) from (n, h, w) or (n, h, w, c)."""
     if pixels.ndim == 3:

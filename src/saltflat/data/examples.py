@@ -121,7 +121,8 @@ class Split:
     ``classes`` is declared by the data set's description, not counted in the labels. Where targets are numbers there
     are 0 classes, and ``span`` is their declared range, which is scaled to [-1, 1]. There may be no test examples.
     ``users`` says whose each training example is, where a column of the data does. ``public`` are examples that were
-    taken out of the training examples, as they are not private.
+    taken out of the training examples, as they are not private. Training examples may stay on disk: `Stored` has all
+    that is asked of them, but for all inputs or targets at once.
     """
 
     train: Examples
@@ -142,6 +143,8 @@ class Split:
                 f"one shape is needed for training and testing; got {self.train.shape} and {self.test.shape}"
             )
         for part, examples in (("training", self.train), ("test", self.test)) if self.classes else ():
+            if not isinstance(examples, Examples):
+                continue  # labels on disk are looked at one by one, when they are read
             wrong = (examples.targets < 0) | (examples.targets >= self.classes)
             if bool(wrong.any()):
                 raise DataError(f"{part} labels must lie in 0 to {self.classes - 1}; some do not")
@@ -154,4 +157,4 @@ class Split:
     @property
     def words(self) -> int:
         """The size of the vocabulary, where examples are words and each has the next as its target; else 0."""
-        return self.classes if self.train.inputs.dtype == torch.int64 else 0
+        return self.classes if self.test.inputs.dtype == torch.int64 else 0

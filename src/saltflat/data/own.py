@@ -1,4 +1,5 @@
-"""Files of the user's, by their name: npz with arrays, CSV with a table file, a folder of images.
+"""Files of the user's, by their name: npz with arrays, CSV with a table file, a folder of images; and what stays on
+disk, Parquet or Arrow files with a table file and folders of .npy files.
 
 *Guarantee*: nothing is fitted and nothing is counted. Classes, ranges and categories are declared; what is known
 before rows are read (`own_form`) comes from the declarations, and from the head of an array, which holds its shape.
@@ -8,20 +9,24 @@ from __future__ import annotations
 
 import sys
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-import torch
 
-from saltflat.data.arrays import KERAS, images, read_arrays
-from saltflat.data.examples import HALF, Examples, Split
+from saltflat.data.arrays import KERAS, read_arrays, rows_of
+from saltflat.data.blocks import Blocks, blocks
+from saltflat.data.examples import Examples, Split
 from saltflat.data.files import resolve
 from saltflat.data.folder import folder_form, folder_split
 from saltflat.data.form import Form
+from saltflat.data.parquet import ENDINGS as PARQUET
+from saltflat.data.parquet import opened, shards_of
 from saltflat.data.registry import NAMES, unknown
-from saltflat.data.table import Category, Number, Table
+from saltflat.data.stored import Stored, form_of, inside, is_pattern, read_all, stored
+from saltflat.data.table import Array, Category, Number, Table
 from saltflat.errors import DataError, SettingError
 
 if sys.version_info >= (3, 11):
@@ -29,7 +34,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ENDINGS = (".npz", ".csv", ".csv.gz")
+CSV = (".csv", ".csv.gz")
+ENDINGS = (".npz", *CSV, *PARQUET)
+STAYS = ("parquet", "npy")  # kinds that are read when they are drawn
 PLAIN = ("x", "y", "x_test", "y_test")  # or as `KERAS` has it; test arrays may be left out
 
 
@@ -37,8 +44,9 @@ PLAIN = ("x", "y", "x_test", "y_test")  # or as `KERAS` has it; test arrays may 
 class Own:
     """A file of the user's, and what is declared of it.
 
-    ``table`` is the file that declares a CSV's columns; ``test`` another CSV, of public rows. ``classes`` or ``span``
-    (a range) declare the targets of an npz file. ``user`` is the column, or the array, that says whose each row is.
+    ``table`` is the file that declares the columns of a CSV or of Parquet; ``test`` another file, of public rows.
+    ``classes`` or ``span`` (a range) declare the targets of an npz file, or of .npy files in a folder. ``user`` is the
+    column, or the array, that says whose each row is.
     """
 
     path: str
@@ -51,38 +59,55 @@ class Own:
     def __post_init__(self) -> None:
         if self.path in NAMES or not (self.path.endswith(ENDINGS) or self.is_folder):
             raise unsupported(self.path)
-        if self.is_csv and self.table is None:
-            raise SettingError(
-                f"{self.path} needs a table file, which says what its columns mean: add --table mine.toml "
-                "(see docs/tables.md)"
-            )
-        if not self.is_csv and (self.table is not None or self.test is not None):
-            raise SettingError(
-                "table and test go with a CSV file; an npz file has its test arrays, x_test and y_test, inside"
-            )
-        if self.is_folder and (self.span is not None or self.user is not None):
-            raise SettingError(f"{self.path} holds images of classes; leave a target range and a user out")
-        if not (self.is_csv or self.is_folder) and (self.classes is None) == (self.span is None):
-            raise SettingError(
-                f"say what y in {self.path} is: --classes 3 for whole numbers 0 to 2, or --target-range '[0, 100]' "
-                "for numbers"
-            )
+        if not self.is_folder or Path(self.path).expanduser().is_dir():
+            self.check(kind_of(Path(self.path).expanduser()))
         if self.span is not None and not (np.isfinite(self.span).all() and self.span[0] < self.span[1]):
             raise SettingError(f"a target range needs a finite low < high; got {self.span}")
         if self.classes is not None and self.classes < 2:
             raise SettingError(f"classes must be 2 or more; got {self.classes}")
 
-    @property
-    def is_csv(self) -> bool:
-        return self.path.endswith(ENDINGS[1:])
+    def check(self, kind: str) -> None:
+        """Refuse what does not go with data of this kind, and ask for what must be declared of it."""
+        tabular, declares = kind in ("csv", "parquet"), kind in ("npz", "npy")
+        if tabular and self.table is None:
+            raise SettingError(
+                f"{self.path} needs a table file, which says what its columns mean: add --table mine.toml "
+                "(see docs/tables.md)"
+            )
+        if not tabular and (self.table is not None or self.test is not None):
+            raise SettingError(
+                "table and test go with a CSV file or Parquet; arrays have theirs, x_test and y_test, beside x and y"
+            )
+        if kind == "images" and (self.span is not None or self.user is not None):
+            raise SettingError(f"{self.path} holds images of classes; leave a target range and a user out")
+        if kind in STAYS and self.user is not None:
+            raise SettingError(
+                f"{self.path} stays on disk, where rows are not put together by user; take a CSV or an npz file"
+            )
+        if declares and (self.classes is None) == (self.span is None):
+            raise SettingError(
+                f"say what y in {self.path} is: --classes 3 for whole numbers 0 to 2, or --target-range '[0, 100]' "
+                "for numbers"
+            )
 
     @property
     def is_folder(self) -> bool:
         return is_folder(self.path)
 
 
+def kind_of(path: Path) -> str:
+    """What a path of the user's is, by its name or by the names in the folder: csv, npz, parquet, npy, or images."""
+    if path.name.endswith(CSV):
+        return "csv"
+    if path.name.endswith(".npz"):
+        return "npz"
+    if path.name.endswith(PARQUET) or any(any(path.glob(f"*{end}")) for end in PARQUET):
+        return "parquet"
+    return "npy" if any(path.glob("*.npy")) else "images"
+
+
 def is_folder(name: str) -> bool:
-    """Whether a name of the user's data is that of a folder, of images: it is one, or could be by its name."""
+    """Whether a name of the user's data is that of a folder: it is one, or could be by its name."""
     return not name.endswith(ENDINGS) and (not Path(name).suffix or Path(name).is_dir())
 
 
@@ -104,90 +129,112 @@ def unsupported(name: str) -> SettingError:
     if not is_own(name):
         return unknown(name)
     return SettingError(
-        f"{name} is no file that is read here: save it as .npz (arrays x and y) or as .csv, plain or .gz; images may "
-        "also be a folder"
+        f"{name} is no file that is read here: save it as .npz (arrays x and y) or as .csv, plain or .gz, or as "
+        ".parquet; images may also be a folder, and so may x.npy and y.npy"
     )
 
 
 def own_form(own: Own, data_dir: str | Path | None = None) -> Form:
     """The form of the examples, without reading one: from the table file, or from the head of the array x."""
-    if own.is_csv:
+    path, kind = _found(own, data_dir)
+    if kind in ("csv", "parquet"):
         table = read_table(resolve(own.table or "", data_dir))
-        form = Form((table.width,), table.classes, table.span)
+        form = Form(table.shape, table.classes, table.span)
         for declared, said in ((own.classes, form.classes), (own.span, form.span)):
             if declared is not None and declared != said:
                 raise SettingError(
                     f"the target is declared by {own.table}, and differently; leave it out here"
                 )
         return form
-    if own.is_folder:
-        return folder_form(resolve(own.path, data_dir), own.classes)
-    shape, kind = _head(resolve(own.path, data_dir))
-    if not shape or len(shape) < 2 or kind not in "fiu":
+    if kind == "images":
+        return folder_form(path, own.classes)
+    if kind == "npy":
+        return Form(form_of(_files(path)[0]), own.classes or 0, own.span)
+    shape, letter = _head(path)
+    if not shape or len(shape) < 2 or letter not in "fiu":
         raise DataError(f"{own.path}: x must hold numbers, one row or more axes for each example")
-    is_image = kind == "u" and len(shape) in (3, 4)
+    is_image = letter == "u" and len(shape) in (3, 4)
     inner = shape[1:]
-    if is_image:  # as `_rows` gives it: channels first
+    if is_image:  # as `rows_of` gives it: channels first
         inner = (inner[2] if len(inner) == 3 else 1, *inner[:2])
     return Form(inner, own.classes or 0, own.span)
 
 
 def own_split(own: Own, data_dir: str | Path | None = None) -> Split:
-    """The examples for training, and for testing as far as there are any."""
-    if own.is_csv:
+    """The examples for training, and for testing as far as there are any; Parquet and folders of .npy stay on disk."""
+    path, kind = _found(own, data_dir)
+    if kind == "csv":
         table = read_table(resolve(own.table or "", data_dir))
-        path = resolve(own.path, data_dir)
         train = table.read(path)
         test = _none_of(train) if own.test is None else table.read(resolve(own.test, data_dir))
         users = None if own.user is None else table.column(path, own.user)
         return Split(train, test, table.classes, table.span, users)
-    if own.is_folder:
-        return folder_split(resolve(own.path, data_dir), own.classes)
-    return _arrays(own, resolve(own.path, data_dir))
+    if kind == "images":
+        return folder_split(path, own.classes)
+    if kind == "parquet":
+        return _parquet(own, path, data_dir)
+    return _stored(own, path) if kind == "npy" else _arrays(own, path)
+
+
+def _found(own: Own, data_dir: str | Path | None) -> tuple[Path, str]:
+    """Where the data is, and what it is; a pattern is looked up later, file by file."""
+    path = Path(own.path) if is_pattern(own.path) else resolve(own.path, data_dir)
+    own.check(kind := kind_of(path))
+    return path, kind
+
+
+def _parquet(own: Own, path: Path, data_dir: str | Path | None) -> Split:
+    """Shards for training stay on disk; those for testing, named by ``test`` or beside, are read."""
+    table = read_table(resolve(own.table or "", data_dir))
+    shards = shards_of(path, data_dir)
+    train = opened(shards, table)
+    beside = (
+        [] if own.test is not None or not path.is_dir() else sorted(path.glob(f"test*{shards[0].suffix}"))
+    )
+    tests = shards_of(own.test, data_dir, part="test") if own.test is not None else beside
+    if set(tests) & set(shards):  # no names that begin with train: then all files are
+        tests = []
+    test = read_all(opened(tests, table)) if tests else _nothing(train)
+    return Split(cast(Examples, train), test, table.classes, table.span)
+
+
+def _stored(own: Own, path: Path) -> Split:
+    """x.npy and y.npy, or x-*.npy and y-*.npy, stay on disk; x_test.npy and y_test.npy, if they are there, are read."""
+    found = [*_files(path)]
+    form = Form(form_of(found[0]), own.classes or 0, own.span)
+    train, *tests = (stored(pair[0], pair[1], form) for pair in (found[:2], found[2:]) if pair)
+    test = read_all(tests[0]) if tests else _nothing(train)
+    return Split(cast(Examples, train), test, own.classes or 0, own.span)
+
+
+def _files(path: Path) -> list[Blocks]:
+    """The arrays of a folder, each of them one .npy file or several."""
+    there = {each.name.removesuffix(".npy").rpartition("-")[0] or each.stem for each in path.glob("*.npy")}
+    names = _chosen(sorted(there), path)
+    single = lambda name: f"{name}.npy" if (path / f"{name}.npy").exists() else f"{name}-*.npy"
+    return [blocks(inside(path, single(name))) for name in names]
+
+
+def _nothing(examples: Stored) -> Examples:
+    """No example, of the same form."""
+    inputs, targets = examples.form.made_up(1)
+    return Examples(inputs[:0], targets[:0])
 
 
 def _arrays(own: Own, path: Path) -> Split:
     names = _names(path)
     arrays = read_arrays(path, names)
-    train = _rows(arrays[names[0]], arrays[names[1]], own, path)
-    test = _none_of(train) if len(names) == 2 else _rows(arrays[names[2]], arrays[names[3]], own, path)
+    train = rows_of(arrays[names[0]], arrays[names[1]], path, span=own.span)
+    test = (
+        _none_of(train)
+        if len(names) == 2
+        else rows_of(arrays[names[2]], arrays[names[3]], path, span=own.span)
+    )
     users = None if own.user is None else _users(path, own.user, train.count)
     try:
         return Split(train, test, own.classes or 0, own.span, users)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-
-
-def _rows(inputs: np.ndarray, targets: np.ndarray, own: Own, path: Path) -> Examples:
-    """Examples of two arrays; what is wrong is told by name and type, and never by value or count."""
-    if inputs.dtype.kind not in "fiu" or inputs.ndim < 2:
-        raise DataError(f"{path}: x must hold numbers, a row for each example; got {inputs.dtype}")
-    if targets.dtype.kind not in "fiu" or targets.ndim not in (1, 2) or targets.size != len(targets):
-        raise DataError(f"{path}: y must hold one number for each example; got {targets.dtype}")
-    if len(inputs) != len(targets):
-        raise DataError(f"{path}: x and y do not have the same number of rows")
-    if len(inputs) == 0:
-        raise DataError(f"{path} holds no row")
-    if inputs.dtype.kind == "f" and not np.isfinite(inputs).all():
-        raise DataError(
-            f"{path}: x holds a NaN or an infinity; drop such rows, or put a declared number there"
-        )
-    y = targets.reshape(-1)
-    if own.span is not None:
-        if not np.isfinite(y).all():
-            raise DataError(f"{path}: y holds a NaN or an infinity; drop such rows")
-        low, high = own.span
-        numbers = (2 * np.clip((y.astype(np.float64) - low) / (high - low), 0, 1) - 1).astype(np.float32)
-        labels = torch.from_numpy(numbers)
-    elif y.dtype.kind == "f":
-        raise DataError(
-            f"{path}: y holds {y.dtype}, and classes are whole numbers; save it as int64, or declare a target range"
-        )
-    else:
-        labels = torch.from_numpy(y.astype(np.int64))
-    if inputs.dtype == np.uint8 and inputs.ndim in (3, 4):
-        return Examples(images(inputs, path), labels, HALF)
-    return Examples(torch.from_numpy(inputs.astype(np.float32)), labels)
 
 
 def _users(path: Path, name: str, rows: int) -> tuple[str, ...]:
@@ -212,8 +259,12 @@ def _members(path: Path) -> list[str]:
 
 
 def _names(path: Path) -> tuple[str, ...]:
-    """The arrays that are there: x and y, or x_train and y_train; and those for testing, if both are."""
-    there = _members(path)
+    """The arrays of an npz file that are read."""
+    return _chosen(_members(path), path)
+
+
+def _chosen(there: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Of the arrays that are there x and y, or x_train and y_train; and those for testing, if both are."""
     for names in (PLAIN, KERAS):
         if names[0] in there and names[1] in there:
             missing = [name for name in names[2:] if name not in there]
@@ -287,6 +338,8 @@ def read_table(path: Path) -> Table:
 def _target(given: dict[str, Any], path: Path) -> Number | Category:
     own = {name: value for name, value in given.items() if name != "name"}
     column = _column(given["name"], own, f"{path}: the target")
+    if isinstance(column, Array):
+        raise SettingError(f"{path}: the target is a class or one number; leave shape out")
     if isinstance(column, Number) and column.missing is not None:
         raise SettingError(f"{path}: the target cannot be missing; drop such rows")
     if isinstance(column, Category) and len(column.values) < 2:
@@ -294,17 +347,27 @@ def _target(given: dict[str, Any], path: Path) -> Number | Category:
     return column
 
 
-def _column(name: str, given: Any, where: str) -> Number | Category:
-    form = "{low = 0, high = 100} for a number, or {values = [...]} for a category"
+def _column(name: str, given: Any, where: str) -> Number | Category | Array:
+    form = (
+        "{low = 0, high = 100} for a number, {values = [...]} for a category, or {shape = [1, 28, 28], low = 0, "
+        "high = 255} for lists of numbers"
+    )
     if not isinstance(given, dict):
         raise SettingError(f"{where} takes {form}")
-    _only(given, ("values", "low", "high", "missing"), where)
+    _only(given, ("values", "low", "high", "missing", "shape"), where)
     if "values" in given:
         if len(given) > 1:
             raise SettingError(f"{where} has values, so it has no low, high or missing")
         return Category(name, _texts(given["values"], where))
     if "low" not in given or "high" not in given:
         raise SettingError(f"{where} takes {form}")
+    if "shape" in given:
+        shape = given["shape"]
+        if not isinstance(shape, list) or "missing" in given:
+            raise SettingError(
+                f"{where} takes a shape, such as [1, 28, 28], with low and high, and no missing"
+            )
+        return Array(name, tuple(shape), *(_number(given[key], f"{where}: {key}") for key in ("low", "high")))
     numbers = {key: _number(value, f"{where}: {key}") for key, value in given.items()}
     return Number(name, centred=True, **numbers)
 

@@ -13,11 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from saltflat.data.examples import Examples, Split
 from saltflat.data.files import Layout, Parts, content, one_of, resolve
 from saltflat.errors import DataError, SettingError
+from saltflat.settings import is_whole
 
 
 @dataclass(frozen=True)
@@ -77,14 +79,51 @@ class Category:
 
 
 @dataclass(frozen=True)
+class Array:
+    """A column of Parquet or Arrow files that holds lists of numbers, such as images, with their declared range.
+
+    Each number is scaled to [-1, 1] and held there. Where it is the only column, examples keep its ``shape``.
+
+    >>> Array("pixels", (1, 2), 0, 255).scaled(np.array([[0, 255]]))
+    array([[-1.,  1.]], dtype=float32)
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.shape or any(not is_whole(each) for each in self.shape):
+            raise SettingError(
+                f"column {self.name!r} needs a shape, such as [1, 28, 28]; got {list(self.shape)}"
+            )
+        Number(self.name, self.low, self.high)  # the same is asked of a range
+
+    @property
+    def size(self) -> int:
+        """How many numbers a cell holds."""
+        return math.prod(self.shape)
+
+    def scaled(self, cells: np.ndarray) -> np.ndarray:
+        """Rows of numbers, from the declared range to [-1, 1]; a NaN is refused."""
+        share = (cells.astype(np.float64) - self.low) / (self.high - self.low)
+        if np.isnan(share).any():
+            raise DataError(f"column {self.name!r} must hold numbers")
+        return (2 * share.clip(0, 1) - 1).astype(np.float32)
+
+
+@dataclass(frozen=True)
 class Table:
     """What a CSV file means: the columns that are inputs, and the one that is the label, a class or a number.
+
+    It says the same of Parquet and Arrow files, where a column may be an `Array` too.
 
     ``header`` names the file's columns where its first line does not. Lines that begin with ``comment`` and
     empty lines are passed over; ``trailing`` is cut off the end of labels.
     """
 
-    columns: tuple[Number | Category, ...]
+    columns: tuple[Number | Category | Array, ...]
     target: Category | Number
     header: tuple[str, ...] | None = None
     comment: str | None = None
@@ -110,10 +149,23 @@ class Table:
     @property
     def width(self) -> int:
         """How many inputs a row has."""
-        return sum(len(c.values) if isinstance(c, Category) else 1 for c in self.columns)
+        return sum(
+            len(c.values) if isinstance(c, Category) else c.size if isinstance(c, Array) else 1
+            for c in self.columns
+        )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example: a row of inputs, or that of the only column."""
+        first = self.columns[0]
+        return first.shape if isinstance(first, Array) and len(self.columns) == 1 else (self.width,)
 
     def read(self, path: Path) -> Examples:
         """The rows of one file, plain or .gz: float inputs (n, width) and the number of each label."""
+        if lists := [column.name for column in self.columns if isinstance(column, Array)]:
+            raise SettingError(
+                f"column {lists[0]!r} holds lists of numbers, and {path} is a CSV: take Parquet"
+            )
         rows: list[list[float]] = []
         labels: list[float] = []
         for where, cells in self._rows(path, [column.name for column in (*self.columns, self.target)]):
@@ -162,20 +214,28 @@ class Table:
         """One row; messages name the column and not the cell, which is private."""
         row: list[float] = []
         for column, cell in zip(self.columns, cells[:-1], strict=True):
+            assert not isinstance(column, Array)
             try:
                 row += column.encode(cell)
             except ValueError:
                 raise DataError(f"{where}: column {column.name!r} must hold a number") from None
-        label = cells[-1].removesuffix(self.trailing)
+        try:
+            return row, self.label(cells[-1])
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from None
+
+    def label(self, cell: str) -> float:
+        """The number of a class, or a number in its range; messages do not name the cell, which is private."""
+        label = cell.removesuffix(self.trailing)
         if isinstance(self.target, Number):
             try:
-                return row, self.target.encode(label)[0]
+                return self.target.encode(label)[0]
             except ValueError:
-                raise DataError(f"{where}: the target {self.target.name!r} must hold a number") from None
+                raise DataError(f"the target {self.target.name!r} must hold a number") from None
         if label not in self.target.values:
             allowed = ", ".join(self.target.values)
-            raise DataError(f"{where}: the label {self.target.name!r} must be one of {allowed}")
-        return row, self.target.values.index(label)
+            raise DataError(f"the label {self.target.name!r} must be one of {allowed}")
+        return self.target.values.index(label)
 
 
 def _lines(path: Path, comment: str | None) -> Iterator[tuple[int, list[str]]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from saltflat.clipping import Clip, as_clip
 from saltflat.core.contribution import Loss, PerExample, per_example, supervised
 from saltflat.core.layers import check_model
 from saltflat.core.plan import LARGEST_SIZE, Phase, Plan, calibrate
-from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
+from saltflat.core.sampling import Batch, DatasetUnits, Indices, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, trainable
 from saltflat.door import AnyMethod, layers
@@ -340,7 +340,8 @@ def units_of(data: Any, *, workers: int = 0, dtype: torch.dtype | None = None) -
     """Tensors and arrays, tuples and dictionaries of them, map-style datasets, and whatever has ``count`` and ``take``.
 
     Arrays of numpy become tensors: floats of ``dtype``, the model's own, and whole numbers int64, but for bytes, which
-    stay bytes. ``workers`` processes read the items of a dataset.
+    stay bytes; memory-mapped ones are read row by row. ``workers`` processes read the items of a dataset, and as many
+    threads what stays on disk.
 
     >>> units_of({"x": torch.zeros(4, 2), "label": torch.zeros(4)}).count
     4
@@ -351,8 +352,10 @@ def units_of(data: Any, *, workers: int = 0, dtype: torch.dtype | None = None) -
     """
     if not (isinstance(workers, int) and workers >= 0):
         raise SettingError(f"workers is a number of processes that read the data, 0 or more; got {workers!r}")
-    if isinstance(data, DatasetUnits):
-        return replace(data, workers=workers) if workers else data
+    if (
+        is_dataclass(data) and not isinstance(data, type) and hasattr(data, "workers")
+    ):  # a dataset, or on disk
+        return cast(Any, replace(data, workers=workers) if workers else data)
     if _is_without_tensors(data):
         raise DataError(
             'this dataset gives Python lists and numbers, not tensors: pass data.with_format("torch"), with the '
@@ -378,8 +381,53 @@ def _in_memory(data: Any, dtype: torch.dtype) -> Units | None:
     if hasattr(data, "take") and hasattr(data, "count") and not callable(getattr(type(data), "count", None)):
         return data  # a table of pandas has both names too, as functions
     if isinstance(data, Tensor | np.ndarray) or (isinstance(data, tuple | Mapping) and _only_tensors(data)):
-        return TensorUnits(_tensors(data, dtype))
+        return MappedUnits(data, dtype) if _is_mapped(data) else TensorUnits(_tensors(data, dtype))
     return None
+
+
+@dataclass(frozen=True)
+class MappedUnits:
+    """Memory-mapped arrays of numpy (`numpy.load(..., mmap_mode="r")`): row i of each is unit i, read when it is drawn.
+
+    Arrays of numbers only; the system may drop what was read, and the process is never asked to hold all of it.
+    """
+
+    arrays: Any = field(repr=False)
+    dtype: torch.dtype
+
+    def __post_init__(self) -> None:
+        _tensors(_picked(self.arrays, np.arange(0)), self.dtype)  # refuses what is no array of numbers
+        if len({len(each) if each.ndim else 0 for each in _arrays_in(self.arrays)}) != 1:
+            raise DataError("arrays of one length are needed, one row per unit; got several lengths")
+
+    @property
+    def count(self) -> int:
+        return len(next(_arrays_in(self.arrays)))
+
+    def take(self, indices: Indices) -> Batch:
+        return _tensors(_picked(self.arrays, indices), self.dtype)
+
+
+def _arrays_in(data: Any) -> Iterator[Any]:
+    """Every array and tensor."""
+    if isinstance(data, tuple | Mapping):
+        for item in data.values() if isinstance(data, Mapping) else data:
+            yield from _arrays_in(item)
+    else:
+        yield data
+
+
+def _is_mapped(data: Any) -> bool:
+    return any(isinstance(each, np.memmap) for each in _arrays_in(data))
+
+
+def _picked(data: Any, indices: Indices) -> Any:
+    """The same with these rows of every array, which are then in memory."""
+    if isinstance(data, Mapping):
+        return {key: _picked(item, indices) for key, item in data.items()}
+    if isinstance(data, tuple):
+        return tuple(_picked(item, indices) for item in data)
+    return data[torch.from_numpy(indices)] if isinstance(data, Tensor) else np.array(data[indices])
 
 
 def _tensors(data: Any, dtype: torch.dtype) -> Any:

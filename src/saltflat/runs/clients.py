@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from saltflat.core.sampling import Units
-from saltflat.data import Split, is_own
+from saltflat.data import Split, Stored, is_own
 from saltflat.data.arrays import read_arrays
 from saltflat.errors import SettingError
 from saltflat.federated.clients import Clients
@@ -14,11 +16,16 @@ from saltflat.recipes.build import partition_of
 from saltflat.runs.layout import Folder, as_npz
 
 
-def units_of(recipe: Recipe, split: Split, kept: Folder | None = None, *, device: str = "cpu") -> Units:
-    """The private units. Clients are those that a run in ``kept`` began with, if it kept them; else made now."""
+def units_of(
+    recipe: Recipe, split: Split, kept: Folder | None = None, *, device: str = "cpu", workers: int = 0
+) -> Units:
+    """The private units. Clients are those that a run in ``kept`` began with, if it kept them; else made now.
+
+    ``workers`` threads read examples that stay on disk; of clients it says something else.
+    """
     examples = split.train.to(device)
     if recipe.clients is None:
-        return examples
+        return _read_by(workers, examples) if workers else examples
     if kept is not None and kept.clients.exists():
         divided = Partition.from_arrays(read_arrays(kept.clients, ("rows", "sizes", "numbers")))
     else:
@@ -30,6 +37,15 @@ def units_of(recipe: Recipe, split: Split, kept: Folder | None = None, *, device
             "public bound"
         )
     return divided.of(examples)
+
+
+def _read_by(workers: int, examples: object) -> Units:
+    if not isinstance(examples, Stored):
+        raise SettingError(
+            "workers read what stays on disk, Parquet or a folder of .npy files, and these examples are in memory: "
+            "leave workers out"
+        )
+    return replace(examples, workers=workers)
 
 
 def keep_clients(recipe: Recipe, clients: Clients, folder: Folder) -> None:

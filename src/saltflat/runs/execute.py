@@ -115,7 +115,8 @@ def execute(
 ) -> Outcome:
     """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
-    ``workers`` processes train clients that cannot be trained in stacks; 0: this one.
+    ``workers`` processes train clients that cannot be trained in stacks; 0: this one. Of examples that stay on disk as
+    many threads read the next batch while the network computes.
     What the recipe puts before the private phase comes first (``preparing`` is told of it), and costs nothing.
     With ``access``, which declares the clients' data `PUBLIC`, readings also say what the clip does to their updates.
     With ``infinity``, which declares the training examples so, the same training without noise is done too.
@@ -143,7 +144,7 @@ def execute(
         plan = with_pools(plan, ready.pools)
         charged = opened or charged_here
         with charged(recipe, plan, folder, ledger, unit=contribution.unit) as (book, run):
-            units = units_of(recipe, split, folder if resume else None, device=device)
+            units = units_of(recipe, split, folder if resume else None, device=device, workers=workers)
             if isinstance(units, Clients):
                 keep_clients(recipe, units, folder)
             updates = None if access is None else partial(_updates, plan, contribution, units, access)
