@@ -131,7 +131,7 @@ def check_apart(used: Sequence[object], units: Units) -> None:
 
     Copies are not seen: telling them by their values would tell of private ones.
     """
-    private = list(_held_by(units))
+    private = list(_held_by(units)) if used else []
     for each in used:
         if any(_shared(one, other) for one in _held_by(getattr(each, "units", None)) for other in private):
             raise PrivacyError(
