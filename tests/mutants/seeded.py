@@ -376,7 +376,7 @@ NUMBERS = (
         "plain-ghost-norm",
         "a norm whose terms cancel is taken as it comes",
         STEP + "test_a_record_whose_positions_cancel_is_still_clipped",
-        (PARTS, "return pair_sum(a, b) + slack(a.dtype) * terms + 1024 * lost", "return pair_sum(a, b)"),
+        (PARTS, "return a.inner(b) + slack(own.dtype) * terms + 1024 * lost", "return a.inner(b)"),
     ),
     mutant(
         "tied-cross-term",
