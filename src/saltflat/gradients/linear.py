@@ -136,7 +136,7 @@ def constant_embedding(
     table, back = tape.weight(weight), None
     plain = not (by_row or scale_grad_by_freq) and max_norm is None
     if plain and table is not None and table.name in tape.roots:
-        back = Lookup(table, rows, _padding(padding_idx, weight)).back
+        back = Lookup(table, rows.clone(), _padding(padding_idx, weight)).back  # rows may be written into
     with torch.enable_grad():
         return tape.share(func(rows, tape.traced(weight), *how), back=back)
 
