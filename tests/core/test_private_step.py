@@ -289,7 +289,7 @@ def test_a_record_whose_positions_cancel_is_still_clipped(huge: float) -> None:
 def test_mutant_plain_ghost_norm_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     from saltflat.gradients import parts
 
-    monkeypatch.setattr(parts, "gram_square", parts.pair_sum)
+    monkeypatch.setattr(parts, "gram_square", parts.Gram.inner)
     assert max(map(norm_of_a_cancelling_record, HUGE)) > 1.5
 
 

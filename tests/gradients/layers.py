@@ -231,6 +231,29 @@ class Typed(nn.Module):
         return self.out(z.transpose(1, 2).flatten(2))
 
 
+class Mapped(nn.Module):
+    """Attention with a map each for query, key and value, on 17 words, and few of the many places of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, 16), nn.Embedding(40, 16, padding_idx=3)
+        self.query, self.key, self.value = (nn.Linear(16, 16, bias=bias) for bias in (True, False, True))
+        self.mix = nn.Linear(16, 16)
+        self.narrow = nn.ModuleList(nn.Linear(16, width) for width in (3, 2))  # less than their input is wide
+        self.out = nn.Linear(21, WORDS)
+        self.register_buffer("place_of", torch.arange(40).unsqueeze(0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.words(x) + self.places(self.place_of[:, : x.shape[1]]))
+        q, k, v = self.query(z), self.key(z), self.value(z)
+        mixed = torch.tanh(
+            self.mix(F.scaled_dot_product_attention(q, k, v))
+        )  # another input of the same shape
+        few = mixed[:, :2].contiguous()
+        beside = torch.cat([narrow(few) for narrow in self.narrow], -1).mean(1, keepdim=True)
+        return self.out(torch.cat([mixed, beside.expand(-1, x.shape[1], -1)], -1))
+
+
 class Cells(nn.Module):
     """A recurrence written as a loop over a cell, from a state that forward makes itself."""
 
@@ -417,6 +440,7 @@ FAMILIES: dict[str, Family] = {
     "folded positions": Family(lambda: Folded(5), (4, 5)),
     "wide folded positions": Family(lambda: Folded(64), (2, 64)),
     "token types": Family(Typed, (7,), tokens=True),
+    "attention, maps of one input": Family(Mapped, (17,), tokens=True),
     "wide linear positions": Family(lambda: nn.Sequential(nn.Linear(24, 24), nn.Tanh(), *head(48)), (2, 24)),
     "conv1d": Family(
         lambda: nn.Sequential(

@@ -8,10 +8,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import CLASSES, FAMILIES, Family, head, per_example_loss
+from layers import CLASSES, FAMILIES, WORDS, Family, head, per_example_loss
 from reference import Tree, flat, gradient_loop, trained
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional as F
 
 from saltflat.core.contribution import per_example, supervised
 from saltflat.errors import ModelError
@@ -211,6 +212,63 @@ def test_both_forms_of_every_factored_part_agree(monkeypatch: pytest.MonkeyPatch
             assert worst_error(kept(model, [point], x, y, views=2), reference, point) < 1e-9, (name, choice)
 
 
+def test_maps_of_one_input_are_asked_at_once() -> None:
+    family = FAMILIES["attention, maps of one input"]
+    model, (x, y) = build(family), family.data(4)
+    several = [
+        part
+        for part in parts.together(kept(model, [trained(model)], x, y).parts)
+        if isinstance(part, parts.Siblings)
+    ]
+    names = [{each.name for each in part.maps} for part in several]
+    assert {"query.weight", "key.weight", "value.weight"} in names
+    assert {"narrow.0.weight", "narrow.1.weight"} in names
+    assert len(names) == 2
+
+
+@pytest.mark.parametrize("positions", [2, 16, 17, 18, 23, 24])
+def test_a_gram_matrix_in_blocks_is_the_whole(positions: int) -> None:
+    g = torch.Generator().manual_seed(0)
+    a, b, c = (torch.randn(3, positions, width, generator=g, dtype=torch.float64) for width in (5, 4, 2))
+    gradients = [torch.einsum("uti,uto->uoi", a, each) for each in (b, c)]
+    expected = sum(each.square().sum((1, 2)) for each in gradients)
+    torch.testing.assert_close(parts.gram(a).inner(parts.gram(b, c)), expected)
+    torch.testing.assert_close(parts.gram_square(parts.gram(a), parts.gram(b, c)), expected)
+    torch.testing.assert_close(parts.gram(a).diagonal(), a.square().sum(2))
+
+
+@pytest.mark.parametrize("padding_idx", [2, -3, None])
+@pytest.mark.parametrize("count", [5, 400])  # kept as a table, or as its touched rows
+def test_a_table_looked_up_at_constants(count: int, padding_idx: int | None) -> None:
+    """The same places for every row, one of them twice, beside places that are data: one gradient for both uses."""
+
+    class Places(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.out = nn.Parameter(torch.randn(count, 6)), nn.Linear(6, WORDS)
+            self.register_buffer("place", torch.tensor([1, 2, 2, 4]))
+
+        def forward(self, x: Tensor) -> Tensor:
+            fixed = F.embedding(self.place, self.table, padding_idx)
+            return self.out(torch.tanh(fixed + F.embedding(x % 5, self.table, padding_idx)))
+
+    family = Family(Places, (4,), tokens=True)
+    model, (x, y) = build(family), family.data(4)
+    point = trained(model)
+    for points in ([point], [point, {n: p * 1.1 for n, p in point.items()}]):
+        chunk = kept(model, points, x, y, views=2)
+        assert worst_error(chunk, loop(model, points, x, y, views=2), point) < 1e-9
+
+
+def test_few_of_many_places_are_kept_as_rows() -> None:
+    """A table of 512 places, of which a step uses 17, is never written out for a unit."""
+    family = FAMILIES["attention, maps of one input"]
+    model, (x, y) = build(family), family.data(4)
+    (places,) = [p for p in kept(model, [trained(model)], x, y).parts if p.names == ("places.weight",)]
+    assert isinstance(places, parts.Rows)
+    assert places.b.shape == (4, 17, 16)
+
+
 def test_a_model_is_left_as_it_was() -> None:
     for family in FAMILIES.values():
         model, (x, y) = build(family), family.data(3)
@@ -324,6 +382,15 @@ class TestMutants:
 
         monkeypatch.setattr(chunks.Kept, "norms", without_bias)
         assert self.errors("linear") > 1e-4
+
+    def test_an_input_taken_for_another(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(parts, "_place", lambda values: values.shape)
+        assert self.errors("attention, maps of one input") > 1e-4
+
+    def test_blocks_counted_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        once = lambda self, other: sum(map(parts.pair_sum, self.along, other.along))
+        monkeypatch.setattr(parts.Gram, "inner", once)
+        assert self.errors("attention, maps of one input") > 1e-4
 
     def test_padding_row_trained(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Tensor, "masked_fill", lambda self, mask, value: self.clone())

@@ -433,7 +433,29 @@ NUMBERS = (
         "plain-ghost-norm",
         "a norm whose terms cancel is taken as it comes",
         STEP + "test_a_record_whose_positions_cancel_is_still_clipped",
-        (PARTS, "return pair_sum(a, b) + slack(a.dtype) * terms + 1024 * lost", "return pair_sum(a, b)"),
+        (PARTS, "return a.inner(b) + slack(own.dtype) * terms + 1024 * lost", "return a.inner(b)"),
+    ),
+    mutant(
+        "inputs-mistaken",
+        "the Gram matrix of one layer's input is taken for that of another of the same shape",
+        "gradients/test_layer_rules.py::test_rule_equals_loop[3-1-attention, maps of one input]",
+        (PARTS, "values.dtype, values.data_ptr(), values.shape", "values.dtype, values.shape"),
+    ),
+    mutant(
+        "blocks-counted-once",
+        "what a position shares with those of the other half is in the norm once instead of twice",
+        "gradients/test_layer_rules.py::test_a_gram_matrix_in_blocks_is_the_whole[17]",
+        (PARTS, " + 2 * sum(map(pair_sum", " + sum(map(pair_sum"),
+    ),
+    mutant(
+        "places-forgotten",
+        "places that are used twice are in the norm of their table as if each were another",
+        "gradients/test_layer_rules.py::test_a_table_looked_up_at_constants[400-None]",
+        (
+            "gradients/linear.py",
+            "rows.expand(len(values), -1), values, count",
+            "torch.arange(len(rows)).expand(len(values), -1), values, count",
+        ),
     ),
     mutant(
         "tied-cross-term",

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,13 @@ from saltflat.bridges.guard import Guard, Tickets, checked, loop_of
 from saltflat.core.sampling import DatasetUnits
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.front.given import Settings
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback
+else:
+    Trainer = TrainerCallback = (
+        object  # the classes below are mixed into those of transformers when they are asked for
+    )
 
 KEPT = "private.pt"
 REFUSED = {  # arguments that have no meaning here, and why
@@ -63,135 +70,141 @@ def usual_loss(model: Any) -> Any:
     return loss
 
 
+class EachStep(TrainerCallback):
+    """Begins the private loop when the optimizer is there, and asks after each step whether it was ours."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.trainer._begin()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        self.trainer.guard.check(state.global_step)
+
+
+class PrivateSteps(Trainer):
+    """A ``Trainer`` whose every step goes through the private step, and that raises if one does not.
+
+    ``train_dataset`` is the private data, one item one unit. ``privacy`` has settings of `make_private`, such as
+    epsilon, method, clip_norm and running; batch size and epochs are those of ``args``. ``loss`` is
+    ``loss(predict, batch)`` with one number for each row; it may be left out for classification and causal
+    language models. Everything else is as ever: ``eval_dataset`` must be public.
+
+    *Guarantee*: as `make_private`. The training loss is neither taken nor logged.
+    """
+
+    args: Any
+    watcher: type[EachStep]
+
+    def __init__(self, *given: Any, privacy: Any = None, loss: Any = None, **named: Any) -> None:
+        self._settings, self._loss = checked(privacy), loss
+        self.guard: Guard | None = None
+        self._kept: dict[str, Any] | None = None
+        if named.get("compute_loss_func") is not None:
+            raise SettingError(
+                "compute_loss_func averages over the batch; give loss=, one number for each row"
+            )
+        super().__init__(*given, **named)
+        if self.train_dataset is None:
+            raise SettingError("train_dataset is missing: it is the private data")
+        if _holds(self.eval_dataset, self.train_dataset):
+            raise PrivacyError(
+                "eval_dataset is the private data itself: no epsilon covers what it would show"
+            )
+        self.args, self._per_epoch = _fitting(self.args, self._settings, len(self.train_dataset))
+        self.add_callback(self.watcher(self))
+
+    @property
+    def private(self) -> Any:
+        """The private loop: its ``statement``, ``epsilon()`` and ``done``; None before training."""
+        return None if self.guard is None else self.guard.loop
+
+    def get_train_dataloader(self) -> Any:
+        """Numbers only: who is in a step is drawn inside it."""
+        return DataLoader(Tickets(self._per_epoch), batch_size=1)
+
+    def _begin(self) -> None:
+        if self.guard is not None:
+            raise PrivacyError(
+                "this trainer has trained already, and each run costs: make a new one for another"
+            )
+        collate = self.data_collator
+        data = DatasetUnits.of(self.train_dataset, lambda items: dict(collate(items)))
+        loss = usual_loss(self.model) if self._loss is None else self._loss
+        self.model.train()
+        self.guard = Guard(self.model, self.optimizer, loop_of(self.model, loss, data, self._settings))
+        if self._kept is not None:
+            self.guard.loop.load_state_dict(self._kept)
+        self.guard.check(self.state.global_step)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """One private step; nothing is computed on ``inputs``, which hold nobody's row."""
+        if self.guard is None or set(inputs) != {"ticket"}:
+            raise PrivacyError(
+                "a batch came in that the private loop did not draw: leave get_train_dataloader alone"
+            )
+        self.model.train()
+        self.guard.step()
+        return torch.zeros((), device=self.args.device)
+
+    def log(self, logs: dict[str, float], *others: Any, **named: Any) -> None:
+        """As ever, with epsilon, and without losses and gradient norms of private rows."""
+        shown = {key: value for key, value in logs.items() if key not in ("loss", "train_loss", "grad_norm")}
+        if self.guard is not None:
+            shown["epsilon"] = float(self.guard.said)
+        super().log(shown, *others, **named)
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        return 0
+
+    def train(self, *given: Any, **named: Any) -> Any:
+        found = super().train(*given, **named)
+        if self.guard is None or self.guard.loop.done != self.state.global_step:
+            raise PrivacyError(
+                "training ended without a private step for each of its steps; override something else"
+            )
+        self.guard.check()  # callbacks at the end of training had their turn
+        return found
+
+    def _load_best_model(self) -> None:
+        """Weights that were released on the way, chosen by public rows."""
+        super()._load_best_model()
+        if self.guard is not None:
+            self.guard.accept()
+
+    def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
+        raise PrivacyError("every trial of a search costs as much as a run: search on public data")
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        assert self.guard is not None
+        torch.save(self.guard.loop.state_dict(), Path(output_dir) / KEPT)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None:
+            return
+        try:
+            self._kept = torch.load(Path(checkpoint) / KEPT, weights_only=True)
+        except FileNotFoundError:
+            raise DataError(f"{checkpoint} has no {KEPT}: it was not saved by a private trainer") from None
+
+
 @cache
 def private_trainer() -> type:
-    """The class `saltflat.bridges.PrivateTrainer`; made here, since it is a class of transformers too."""
+    """The class `saltflat.bridges.PrivateTrainer`: what stands above, made a class of transformers, loaded here."""
     try:
-        from transformers import Trainer, TrainerCallback
+        import transformers
     except ImportError:
         raise SettingError("PrivateTrainer needs transformers: pip install 'saltflat[hf]'") from None
 
-    class AfterEachStep(TrainerCallback):
-        """Begins the private loop when the optimizer is there, and asks after each step whether it was ours."""
+    class AfterEachStep(EachStep, transformers.TrainerCallback):
+        __doc__ = EachStep.__doc__
 
-        def __init__(self, trainer: Any) -> None:
-            self.trainer = trainer
-
-        def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.trainer._begin()
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-            self.trainer.guard.check(state.global_step)
-
-    class PrivateTrainer(Trainer):
-        """A ``Trainer`` whose every step goes through the private step, and that raises if one does not.
-
-        ``train_dataset`` is the private data, one item one unit. ``privacy`` has settings of `make_private`, such as
-        epsilon, method, clip_norm and running; batch size and epochs are those of ``args``. ``loss`` is
-        ``loss(predict, batch)`` with one number for each row; it may be left out for classification and causal
-        language models. Everything else is as ever: ``eval_dataset`` must be public.
-
-        *Guarantee*: as `make_private`. The training loss is neither taken nor logged.
-        """
-
-        args: Any
-
-        def __init__(self, *given: Any, privacy: Any = None, loss: Any = None, **named: Any) -> None:
-            self._settings, self._loss = checked(privacy), loss
-            self.guard: Guard | None = None
-            self._kept: dict[str, Any] | None = None
-            if named.get("compute_loss_func") is not None:
-                raise SettingError(
-                    "compute_loss_func averages over the batch; give loss=, one number for each row"
-                )
-            super().__init__(*given, **named)
-            if self.train_dataset is None:
-                raise SettingError("train_dataset is missing: it is the private data")
-            if _holds(self.eval_dataset, self.train_dataset):
-                raise PrivacyError(
-                    "eval_dataset is the private data itself: no epsilon covers what it would show"
-                )
-            self.args, self._per_epoch = _fitting(self.args, self._settings, len(self.train_dataset))
-            self.add_callback(AfterEachStep(self))
-
-        @property
-        def private(self) -> Any:
-            """The private loop: its ``statement``, ``epsilon()`` and ``done``; None before training."""
-            return None if self.guard is None else self.guard.loop
-
-        def get_train_dataloader(self) -> Any:
-            """Numbers only: who is in a step is drawn inside it."""
-            return DataLoader(Tickets(self._per_epoch), batch_size=1)
-
-        def _begin(self) -> None:
-            if self.guard is not None:
-                raise PrivacyError(
-                    "this trainer has trained already, and each run costs: make a new one for another"
-                )
-            collate = self.data_collator
-            data = DatasetUnits.of(self.train_dataset, lambda items: dict(collate(items)))
-            loss = usual_loss(self.model) if self._loss is None else self._loss
-            self.model.train()
-            self.guard = Guard(self.model, self.optimizer, loop_of(self.model, loss, data, self._settings))
-            if self._kept is not None:
-                self.guard.loop.load_state_dict(self._kept)
-            self.guard.check(self.state.global_step)
-
-        def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-            """One private step; nothing is computed on ``inputs``, which hold nobody's row."""
-            if self.guard is None or set(inputs) != {"ticket"}:
-                raise PrivacyError(
-                    "a batch came in that the private loop did not draw: leave get_train_dataloader alone"
-                )
-            self.model.train()
-            self.guard.step()
-            return torch.zeros((), device=self.args.device)
-
-        def log(self, logs: dict[str, float], *others: Any, **named: Any) -> None:
-            """As ever, with epsilon, and without losses and gradient norms of private rows."""
-            shown = {
-                key: value for key, value in logs.items() if key not in ("loss", "train_loss", "grad_norm")
-            }
-            if self.guard is not None:
-                shown["epsilon"] = float(self.guard.said)
-            super().log(shown, *others, **named)
-
-        def floating_point_ops(self, inputs: Any) -> int:
-            return 0
-
-        def train(self, *given: Any, **named: Any) -> Any:
-            found = super().train(*given, **named)
-            if self.guard is None or self.guard.loop.done != self.state.global_step:
-                raise PrivacyError(
-                    "training ended without a private step for each of its steps; override something else"
-                )
-            self.guard.check()  # callbacks at the end of training had their turn
-            return found
-
-        def _load_best_model(self) -> None:
-            """Weights that were released on the way, chosen by public rows."""
-            super()._load_best_model()
-            if self.guard is not None:
-                self.guard.accept()
-
-        def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
-            raise PrivacyError("every trial of a search costs as much as a run: search on public data")
-
-        def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-            super()._save_optimizer_and_scheduler(output_dir)
-            assert self.guard is not None
-            torch.save(self.guard.loop.state_dict(), Path(output_dir) / KEPT)
-
-        def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            if checkpoint is None:
-                return
-            try:
-                self._kept = torch.load(Path(checkpoint) / KEPT, weights_only=True)
-            except FileNotFoundError:
-                raise DataError(
-                    f"{checkpoint} has no {KEPT}: it was not saved by a private trainer"
-                ) from None
+    class PrivateTrainer(PrivateSteps, transformers.Trainer):
+        __doc__ = PrivateSteps.__doc__
+        watcher = AfterEachStep
 
     return PrivateTrainer
 

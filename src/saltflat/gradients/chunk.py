@@ -14,7 +14,7 @@ from torch import Tensor
 
 from saltflat.errors import ModelError
 from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
-from saltflat.gradients.parts import Dense, Part, combined, laid
+from saltflat.gradients.parts import Dense, Part, combined, laid, together
 from saltflat.gradients.standardised import Standardised
 from saltflat.gradients.tape import Tape, Weight
 from saltflat.tree import Tree, wide
@@ -39,7 +39,7 @@ class Kept:
         """||g_i|| over all parameters jointly; (units,)."""
         some = next(iter(self.like.values()))
         square = torch.zeros(self.units, device=self.device, dtype=wide(some.dtype))
-        for part in self.parts:
+        for part in together(self.parts):
             square += part.square()
         # A ghost norm is a sum with cancellation: rounding may leave a tiny negative number. NaN stays NaN.
         return torch.where(square < 0, 0, square).sqrt()
@@ -56,7 +56,7 @@ class Kept:
         dead = weights == 0
         parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts
         total = dict.fromkeys(self.like)
-        for part in parts:
+        for part in together(parts):
             total.update(part.weighted(weights))
         return {
             name: torch.zeros_like(self.like[name], dtype=wide(self.like[name].dtype))
@@ -141,8 +141,11 @@ def resolved(tape: Tape, *, alone: bool) -> list[Part]:
     known = {name for part in direct for name in part.names}
     for name in tape.uses.keys() - tape.roots.keys():
         weight, part = tape.derived[name], combined(tape.uses[name])
-        if alone and weight.how is not None and known.isdisjoint(weight.how.roots):
-            carried: list[Part] = [Standardised(part, weight.how)]  # type: ignore[arg-type]
+        carried: list[Part]
+        if weight.back is not None:
+            carried = [weight.back(part)]
+        elif alone and weight.how is not None and known.isdisjoint(weight.how.roots):
+            carried = [Standardised(part, weight.how)]  # type: ignore[arg-type]
         else:
             carried = carried_back(tape, weight, part)
         direct += carried

@@ -25,7 +25,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from saltflat.gradients.parts import Dense, Part, blank, factors_are_cheaper, gram_square, pair_sum, precise
+from saltflat.gradients.parts import (
+    Dense,
+    Gram,
+    Part,
+    blank,
+    factors_are_cheaper,
+    gram_square,
+    pair_sum,
+    precise,
+)
 from saltflat.gradients.tape import Tape, Weight, rule
 from saltflat.tree import Tree
 
@@ -101,7 +110,7 @@ class Patches:
         x, grad = precise(self.x), precise(self.grad)
         positions = grad.transpose(1, 2).flatten(2)  # (units, out, images * positions)
         patches = patch_gram(x, self.geometry, grad.shape[-2:])
-        return gram_square(positions.mT @ positions, patches)
+        return gram_square(Gram([positions.mT @ positions]), Gram([patches]))
 
     def dot(self, direction: Tree) -> Tensor:
         moved = self.geometry.forward(self.x.flatten(0, 1), direction[self.name].to(self.x.dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saltflat.errors import ModelError
-from saltflat.gradients.parts import Part, Rows, outer
+from saltflat.gradients.parts import Dense, Part, Rows, factors_are_cheaper, outer, precise
 from saltflat.gradients.tape import DERIVATIONS, RULES, Tape, Weight, rule
 
 
@@ -89,17 +90,60 @@ def addmm(tape: Tape, func: Any, b: Tensor, x: Tensor, y: Tensor, **kwargs: Any)
     return tape.watch(func(b, x, y), keep)
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """Rows of a table at constants, which are the same for every unit: positions, token types."""
+
+    table: Weight
+    rows: Tensor  # integers
+    padding_idx: int | None
+
+    def back(self, part: Part) -> Part:
+        """Gradients at what was looked up -> gradients at the table, as its touched rows if that is cheaper.
+
+        Automatic differentiation would write the whole table for every unit: 512 positions, whatever few are used.
+        """
+        (values,) = part.dense().values()
+        count, width = self.table.value.shape
+        rows, values = self.rows.flatten(), precise(values).reshape(len(values), -1, width)
+        if self.padding_idx is not None:
+            values = values.masked_fill((rows == self.padding_idx).unsqueeze(-1), 0)
+        touched = Rows(self.table.name, rows.expand(len(values), -1), values, count)
+        if factors_are_cheaper(len(rows), width, count * width):
+            return touched
+        return Dense(self.table.name, touched.dense()[self.table.name])
+
+
 @rule(F.embedding, table=DERIVATIONS)
 def constant_embedding(
-    tape: Tape, func: Any, rows: Tensor, weight: Tensor, *others: Any, **named: Any
+    tape: Tape,
+    func: Any,
+    rows: Tensor,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
 ) -> Tensor:
     """W[row_t] at constants, such as token types that are 0 everywhere: looked up once if all rows ask the same."""
-    if rows.ndim > 1 and rows.shape[0] == tape.rows > 1 and bool((rows == rows[:1]).all()):
+    how = (padding_idx, max_norm, norm_type, scale_grad_by_freq)
+    by_row = rows.ndim > 1 and rows.shape[0] == tape.rows > 1
+    if by_row and bool((rows == rows[:1]).all()):
         first = tape.again(Tensor.__getitem__, rows, slice(0, 1))
-        once = tape.again(func, first, weight, *others, **named)
+        once = tape.again(func, first, weight, *how)
         return tape.again(Tensor.expand, once, tape.rows, *once.shape[1:])
+    table, back = tape.weight(weight), None
+    plain = not (by_row or scale_grad_by_freq) and max_norm is None
+    if plain and table is not None and table.name in tape.roots:
+        back = Lookup(table, rows.clone(), _padding(padding_idx, weight)).back  # rows may be written into
     with torch.enable_grad():
-        return tape.share(func(rows, tape.traced(weight), *others, **named))
+        return tape.share(func(rows, tape.traced(weight), *how), back=back)
+
+
+def _padding(padding_idx: int | None, weight: Tensor) -> int | None:
+    """The row that is never trained, counted from the start."""
+    return None if padding_idx is None else padding_idx % len(weight)
 
 
 @rule(F.embedding)
@@ -123,10 +167,11 @@ def embedding(
     if w is None:
         return func(rows, weight, padding_idx)
     tape.check_rows(func, rows)
+    padding = _padding(padding_idx, weight)
 
     def keep(grad: Tensor) -> list[Part]:
-        if padding_idx is not None:
-            grad = grad.masked_fill((rows == padding_idx).unsqueeze(-1), 0)
+        if padding is not None:
+            grad = grad.masked_fill((rows == padding).unsqueeze(-1), 0)
         index = rows.reshape(tape.rows // tape.views, -1)
         return [Rows(w.name, index, tape.by_unit(grad), weight.shape[0])]
 
@@ -161,7 +206,8 @@ def embedding_bag(
         )
     tape.check_rows(func, rows)
     w = tape.weight(weight)
-    padding = None if padding_idx is None else rows == padding_idx % len(weight)
+    last = _padding(padding_idx, weight)
+    padding = None if last is None else rows == last
     if mode == "max":
         return _largest(tape, rows, weight, padding, padding_idx)
     options = {"mode": mode, "per_sample_weights": per_sample_weights, "padding_idx": padding_idx}

@@ -16,7 +16,7 @@ all that a parameter ever sees of them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -143,20 +143,16 @@ class Outer:
     def square(self) -> Tensor:
         if self.a.shape[1] == 1:
             return square_rows(self.a) * square_rows(self.b)
-        a, b = precise(self.a), precise(self.b)
-        return gram_square(a @ a.mT, b @ b.mT)
+        return gram_square(gram(self.a), gram(self.b))
 
     def dot(self, direction: Tree) -> Tensor:
         return pair_sum(self.a @ direction[self.name].to(self.a.dtype).mT, self.b)
 
     def weighted(self, weights: Tensor) -> Tree:
         a, b = precise(self.a), precise(self.b)
-        c = weights.to(b.dtype).view(-1, 1, 1)
-        a, b = (a * c, b) if a.shape[2] < b.shape[2] else (a, b * c)  # the narrower one is scaled
-        a, b = a.flatten(0, 1), b.flatten(0, 1)
-        if b.shape[1] > 8 * a.shape[1]:  # a tall product is faster lying down
-            return {self.name: (a.mT @ b).mT.contiguous()}
-        return {self.name: b.mT @ a}
+        if a.shape[2] < b.shape[2]:  # the narrower one is scaled
+            return {self.name: _product(_times(a, weights), b)}
+        return {self.name: _product(a, _times(b, weights))}
 
     def dense(self) -> Tree:
         return {self.name: self.b.mT @ self.a}
@@ -170,6 +166,54 @@ class Outer:
 
     def beside(self, other: Outer) -> Part:
         return outer(self.name, torch.cat([self.a, other.a], 1), torch.cat([self.b, other.b], 1))
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """Linear maps of one input, such as the query, the key and the value of attention.
+
+    Their squares add up to that of one map with all outputs side by side, sum_{t,s} <a_it, a_is> sum_k <b_kit, b_kis>.
+    So the input's Gram matrix is taken once, and the input is multiplied by the units' weights once.
+    """
+
+    maps: Sequence[Outer]  # which have one ``a``, at more than one position
+
+    def square(self) -> Tensor:
+        return gram_square(gram(self.maps[0].a), gram(*(each.b for each in self.maps)))
+
+    def weighted(self, weights: Tensor) -> Tree:
+        a = precise(self.maps[0].a)
+        if a.shape[2] > sum(each.b.shape[2] for each in self.maps):
+            return {name: leaf for each in self.maps for name, leaf in each.weighted(weights).items()}
+        a = _times(a, weights)
+        return {each.name: _product(a, precise(each.b)) for each in self.maps}
+
+
+def together(parts: Iterable[Part]) -> list[Part | Siblings]:
+    """The same gradients, where linear maps of one and the same input are asked at once."""
+    found: dict[Hashable, list[Any]] = {}
+    for part in parts:
+        several = isinstance(part, Outer) and part.a.shape[1] > 1
+        found.setdefault(_place(part.a) if several else id(part), []).append(part)  # type: ignore[attr-defined]
+    return [Siblings(same) if len(same) > 1 else same[0] for same in found.values()]
+
+
+def _place(values: Tensor) -> Hashable:
+    """Where in memory a tensor's numbers lie, and how: two tensors that agree in it, both alive, are one."""
+    return values.device, values.dtype, values.data_ptr(), values.shape, values.stride()
+
+
+def _times(factor: Tensor, weights: Tensor) -> Tensor:
+    """A factor, (units, positions, width), times c_i for every unit i."""
+    return factor * weights.to(factor.dtype).view(-1, 1, 1)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """sum_{i,t} b_it a_it^T."""
+    a, b = a.flatten(0, 1), b.flatten(0, 1)
+    if b.shape[1] > 8 * a.shape[1]:  # a tall product is faster lying down
+        return (a.mT @ b).mT.contiguous()
+    return b.mT @ a
 
 
 @dataclass(frozen=True)
@@ -192,7 +236,7 @@ class Rows:
     def square(self) -> Tensor:
         b = precise(self.b)
         same = self.rows.unsqueeze(2) == self.rows.unsqueeze(1)
-        return gram_square(b @ b.mT, same.to(b.dtype))
+        return gram_square(Gram([b @ b.mT]), Gram([same.to(b.dtype)]))
 
     def dot(self, direction: Tree) -> Tensor:
         return pair_sum(direction[self.name].to(self.b.dtype)[self.rows], self.b)
@@ -315,8 +359,46 @@ def slack(dtype: torch.dtype) -> float:
     return 16 * torch.finfo(dtype).eps
 
 
-def gram_square(a: Tensor, b: Tensor) -> Tensor:
-    """sum_{t,s} A_ts B_ts for two Gram matrices, rounded up: (units, positions, positions) -> (units,).
+@dataclass(frozen=True)
+class Gram:
+    """The inner products of a unit's positions with each other, (units, positions, positions), as blocks of a whole."""
+
+    along: Sequence[Tensor]  # square blocks, one after the other, on the diagonal
+    above: Sequence[Tensor] = ()  # the others above it: the whole is symmetric, so each stands for two
+
+    def diagonal(self) -> Tensor:
+        return torch.cat([block.diagonal(dim1=1, dim2=2) for block in self.along], 1).clamp(min=0)
+
+    def inner(self, other: Gram) -> Tensor:
+        """sum_{t,s} A_ts B_ts with a matrix in the same blocks."""
+        total = sum(map(pair_sum, self.along, other.along))
+        return torch.as_tensor(total) + 2 * sum(map(pair_sum, self.above, other.above))
+
+
+HALVED = range(17, 24)  # positions: a product of 17 x 17 takes twice the time of one of 16 x 16
+
+
+def gram(*factors: Tensor) -> Gram:
+    """The Gram matrices of factors of the same positions, added up: as if their widths lay side by side."""
+    positions = factors[0].shape[1]
+    if positions not in HALVED:
+        return Gram([_products([(x, x) for x in factors])])
+    halves = [x.split(-(-positions // 2), 1) for x in factors]
+    along = [_products([(half[side], half[side]) for half in halves]) for side in (0, 1)]
+    return Gram(along, [_products([(first, second) for first, second in halves])])
+
+
+def _products(pairs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """sum_k x_k y_k^T for every unit."""
+    (x, y), *more = pairs
+    total = precise(x) @ precise(y).mT
+    for x, y in more:
+        total.baddbmm_(precise(x), precise(y).mT)
+    return total
+
+
+def gram_square(a: Gram, b: Gram) -> Tensor:
+    """sum_{t,s} A_ts B_ts for two Gram matrices of the same positions, rounded up; (units,).
 
     The terms may cancel, and a hostile record can make them: two huge positions that nearly undo each other
     leave a sum that is mere rounding error, while the gradient that rounding leaves in the weighted sum is
@@ -325,11 +407,11 @@ def gram_square(a: Tensor, b: Tensor) -> Tensor:
 
     *Guarantee*: such a record is clipped harder than its exact norm asks for, never less.
     """
-    own, other = (gram.diagonal(dim1=1, dim2=2).clamp(min=0) for gram in (a, b))
+    own, other = a.diagonal(), b.diagonal()
     terms = (own * other).sqrt().sum(1).square()
     # Entries whose squares vanish, beside a large factor: each Gram entry may have lost a few of the smallest numbers.
-    lost = tiny(a.dtype) ** 2 * (own.sqrt().sum(1).square() + other.sqrt().sum(1).square())
-    return pair_sum(a, b) + slack(a.dtype) * terms + 1024 * lost
+    lost = tiny(own.dtype) ** 2 * (own.sqrt().sum(1).square() + other.sqrt().sum(1).square())
+    return a.inner(b) + slack(own.dtype) * terms + 1024 * lost
 
 
 def outer(name: str, a: Tensor, b: Tensor) -> Part:

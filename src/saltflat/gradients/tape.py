@@ -113,11 +113,13 @@ class Weight:
         traced: Tensor | None = None,
         repeats: Weight | None = None,
         how: Any = None,
+        back: Callable[[Part], Part] | None = None,
     ):
         self.name = name
         self.value = value
         self._repeats = repeats
-        self.how = how  # a rule's own way back to the parameters, where it has one
+        self.how = how  # what a rule knows of a weight that it standardised
+        self.back = back  # its part -> the parameter's, where that needs no automatic differentiation
         self._traced = traced
 
     @property
@@ -278,10 +280,10 @@ class Tape(TorchFunctionMode):
         """Run a function with the rule for functions without a rule."""
         return RULES[None](self, func, *args, **kwargs)
 
-    def share(self, traced: Tensor, repeats: Weight | None = None, how: Any = None) -> Tensor:
+    def share(self, traced: Tensor, repeats: Weight | None = None, **ways: Any) -> Tensor:
         """Put a tensor made from weights on the tape; the value is what the model goes on with."""
         value = traced.detach()
-        weight = Weight(f"#{len(self.derived)}", value, traced=traced, repeats=repeats, how=how)
+        weight = Weight(f"#{len(self.derived)}", value, traced=traced, repeats=repeats, **ways)
         self.derived[weight.name] = self._weights[id(value)] = weight
         self._shared[id(value)] = value
         return value
