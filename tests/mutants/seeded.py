@@ -133,15 +133,15 @@ UNITS_APART = (
         "core/test_group.py::test_two_processes_are_one[own loop]",
         (
             "core/group.py",
-            "        for leaf in total.values():\n",
-            "        total = release(total)\n        for leaf in total.values():\n",
+            "        kinds, pieces = _kinds(total), _packed(total, total)\n",
+            "        kinds, pieces = _kinds(total), _packed(release(total), total)\n",
         ),
     ),
     mutant(
         "noise-in-no-process",
         "the sum over several processes is handed out as it is",
         "core/test_group.py::test_two_processes_are_one[own loop]",
-        ("core/group.py", "answer = release(total) if self.leads else total", "answer = total"),
+        ("core/group.py", "_packed(release(_unpacked(pieces, kinds, total)), total)", "pieces"),
     ),
     mutant(
         "a-sample-for-each-process",
