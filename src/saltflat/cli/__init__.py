@@ -24,7 +24,7 @@ from saltflat.cli import (
     synthesize,
     train,
 )
-from saltflat.cli.together import launcher, started_together, together
+from saltflat.cli.processes import launcher, started_together, together
 from saltflat.errors import Interrupted, SaltflatError, SettingError
 
 
@@ -112,8 +112,8 @@ def _root(
 def main() -> None:
     """Run the command line: 0 if it went well, 2 and one line on stderr if a request cannot be met.
 
-    A run that a signal stopped ends with 128 + the signal's number, as the shell would say it. Processes that `torchrun`
-    started work together: the first one prints, and one of them says what went wrong.
+    A run that a signal stopped ends with 128 + the signal's number, as the shell would say it. Processes that
+    `torchrun` started work together: the first one prints, and one of them says what went wrong.
     """
     try:
         with together():

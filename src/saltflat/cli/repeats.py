@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from saltflat.cli.machine import check_machine
+from saltflat.cli.processes import placed
 from saltflat.cli.running import Asked, announce, loaded, score, train_one
 from saltflat.cli.screen import screen
-from saltflat.cli.together import placed
 from saltflat.errors import DataError, Interrupted, SettingError
 from saltflat.privacy.limits import rounded_up
 

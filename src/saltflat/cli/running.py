@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.cli.machine import check_machine
+from saltflat.cli.processes import launcher, placed, restarts, started_again
 from saltflat.cli.screen import screen
 from saltflat.cli.settings import Flag, changes
-from saltflat.cli.together import launcher, placed, restarts, started_again
 from saltflat.errors import GroupError, Interrupted, SettingError
 from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents

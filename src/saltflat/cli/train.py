@@ -115,7 +115,9 @@ def train(
         chosen = chosen_of(_document(recipe, given, first), given, sets or [], first, flags=FLAGS)
         return here, chosen, wanted(here, repeats, chosen.seed)
 
-    asked, chosen, several = Group.here().told(decided)  # folders and files may be on the first one's machine only
+    asked, chosen, several = Group.here().told(
+        decided
+    )  # folders and files may be on the first one's machine only
     if several is None:
         carry_out(chosen, asked)
     else:

@@ -155,5 +155,3 @@ def _number(name: str, usual: int) -> int:
         return int(os.environ[name])
     except (KeyError, ValueError):
         return usual
-
-
