@@ -144,6 +144,12 @@ UNITS_APART = (
         ("core/group.py", "_packed(release(_unpacked(pieces, kinds, total)), total)", "pieces"),
     ),
     mutant(
+        "leaves-in-any-order",
+        "what several processes add up is packed in the order that each of them happens to have",
+        "core/test_group.py::test_leaves_travel_in_one_order_whoever_has_them",
+        ("core/group.py", "for name in sorted(like):", "for name in like:"),
+    ),
+    mutant(
         "a-sample-for-each-process",
         "each of several processes adds up all that was drawn",
         "core/test_group.py::test_two_processes_are_one[an empty process]",
