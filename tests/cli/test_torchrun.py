@@ -89,7 +89,7 @@ def test_what_the_first_process_tells_can_be_told() -> None:
 
 def finished(*words: str, ranks: int = 2, **env: str) -> subprocess.CompletedProcess[str]:
     job = elastic.started(words, ranks=ranks, **env)
-    out, errors = job.communicate(timeout=elastic.PATIENCE)
+    out, errors = job.communicate(timeout=3 * elastic.PATIENCE)
     return subprocess.CompletedProcess(words, job.returncode, out, errors)
 
 
@@ -130,7 +130,7 @@ def test_a_run_of_two_processes_and_what_is_said_when_it_cannot_be(tmp_path: Pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all_after_one_step_and_others_go_on(number: signal.Signals, tmp_path: Path) -> None:
     out, truth = tmp_path / "one", tmp_path / "truth"
-    words = ("train", "--out", str(out), "--epochs", "60", "--batch-size", "200", "--threads", "1")
+    words = ("train", "--out", str(out), "--epochs", "15", "--batch-size", "200", "--threads", "1")
     job = elastic.started(words, TRUTH=str(truth))
     limit = time.monotonic() + elastic.PATIENCE
     while elastic.count(truth) < 5 and time.monotonic() < limit:

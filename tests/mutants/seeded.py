@@ -144,6 +144,18 @@ UNITS_APART = (
         ("core/group.py", "_packed(release(_unpacked(pieces, kinds, total)), total)", "pieces"),
     ),
     mutant(
+        "nobody-has-the-ledger",
+        "of the processes of a run not even the first charges its steps",
+        "cli/test_train_cli.py::test_a_run_keeps_everything",
+        ("runs/execute.py", "meter = None if account is None else account[1]", "meter = None"),
+    ),
+    mutant(
+        "a-run-goes-on-unasked",
+        "a folder that holds a run is gone on with, whether or not that was asked for",
+        "cli/test_train_cli.py::test_a_run_keeps_everything",
+        ("cli/train.py", "resume or (restartable and _holds_a_run", "resume or (True and _holds_a_run"),
+    ),
+    mutant(
         "leaves-in-any-order",
         "what several processes add up is packed in the order that each of them happens to have",
         "core/test_group.py::test_leaves_travel_in_one_order_whoever_has_them",
