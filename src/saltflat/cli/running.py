@@ -160,20 +160,24 @@ def train_one(
     except Interrupted as error:
         raise _stopped(error, asked, again) from None
     except GroupError as error:
-        kept = f"it is kept in {asked.out}: to go on, run {again}"
-        raise GroupError(f"{error}; {'torchrun starts all again' if started_again() else kept}") from error
+        then = "torchrun starts all of them again" if started_again() else _kept(asked, again)
+        raise GroupError(f"{error}; {then}") from error
     except Taken as error:
         raise SettingError(f"{error}: {again}") from None
 
 
 def _stopped(error: Interrupted, asked: Asked, again: str) -> Interrupted:
     """What to type to go on; a run that had not begun has looked at nothing private, and begins with what was made."""
-    after, made = str(error).split(";")[0], asked.folder.public
-    kept = f"it is kept in {asked.out}: to go on, run {again}"
-    if not asked.folder.recipe.exists():
-        there = f"what was made is kept in {made}" if made.exists() else "nothing is kept"
-        kept = f"nothing was charged, and {there}: run the same command again"
-    return Interrupted(f"{after}; {kept}", error.signal)
+    return Interrupted(f"{str(error).split(';')[0]}; {_kept(asked, again)}", error.signal)
+
+
+def _kept(asked: Asked, again: str) -> str:
+    """What is there of a run that ended early, and how it goes on."""
+    if asked.folder.recipe.exists():
+        return f"it is kept in {asked.out}: to go on, run {again}"
+    made = asked.folder.public
+    there = f"what was made is kept in {made}" if made.exists() else "nothing is kept"
+    return f"nothing was charged, and {there}: run the same command again"
 
 
 def with_flags(command: Any, flags: Sequence[Flag]) -> Any:

@@ -115,9 +115,8 @@ def train(
         chosen = chosen_of(_document(recipe, given, first), given, sets or [], first, flags=FLAGS)
         return here, chosen, wanted(here, repeats, chosen.seed)
 
-    asked, chosen, several = Group.here().told(
-        decided
-    )  # folders and files may be on the first one's machine only
+    # folders and files may be on the first process's machine only
+    asked, chosen, several = Group.here().told(decided)
     if several is None:
         carry_out(chosen, asked)
     else:
