@@ -26,6 +26,13 @@ class Interrupted(SaltflatError, RuntimeError):
         super().__init__(message)
         self.signal = signal
 
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, int]]:
+        return type(self), (str(self), self.signal)
+
+
+class GroupError(SaltflatError, RuntimeError):
+    """Another process of the run ended, or cannot be reached; this one cannot go on alone."""
+
 
 class DataError(SaltflatError, ValueError):
     """Data that cannot be read, or that has another shape than declared."""

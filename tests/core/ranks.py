@@ -20,8 +20,13 @@ from steps import CRITERION, beside, examples, network
 from test_every_method import SIZE, TABLE, plan_of, three_views
 
 import saltflat as sf
+from saltflat.core.group import Group
+from saltflat.core.mechanism import Bounded, noised
 from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, SaltflatError
+from saltflat.privacy.noise import SecureNoise
+from saltflat.runs.begin import Taken
+from saltflat.runs.layout import Folder
 
 Job = Callable[[int, Path], Any]
 LIMIT = 30  # seconds that a process waits for the others
@@ -103,9 +108,34 @@ def resumed(rank: int, folder: Path) -> Any:
     return early, row("DP-SAT", checkpoints=kept)
 
 
+def secret_noise(rank: int, folder: Path) -> Any:
+    """What is released of a sum that is 1 in every process, with secret noise: 1.5 times a sensitivity of 2."""
+    made = lambda total: noised(Bounded(total, 2.0), 1.5, SecureNoise())
+    return Group.here().released({"w": torch.ones(200_000), "b": torch.ones(3, dtype=torch.float64)}, made)
+
+
+def stopped_fit(rank: int, folder: Path) -> Any:
+    """How `fit` ends that the first process's watch stops; the others have none."""
+    running = sf.Running(watch=(lambda told: told.step == 2) if rank == 0 else None)
+    found = sf.fit(network(), CRITERION, examples(SIZE), epsilon=3, epochs=4, running=running, quiet=True)
+    return found.stopped, found.steps, found.spent, found.statement.as_text(), found.params
+
+
+def unreadable(rank: int, folder: Path) -> Any:
+    """An error that another process cannot rebuild: it gets one that says the same."""
+
+    def taken() -> None:
+        raise Taken(Folder(folder))
+
+    try:
+        Group.here().told(taken)
+    except SaltflatError as error:
+        return type(error).__name__, str(error)
+
+
 def all_at_once(rank: int, folder: Path) -> Any:
     """Several jobs in one start, which takes longer than they do."""
-    jobs = (one_unit, refused, resumed, own_loop)
+    jobs = (one_unit, refused, resumed, own_loop, secret_noise, stopped_fit, unreadable)
     return {job.__name__: job(rank, folder) for job in jobs}
 
 

@@ -136,15 +136,33 @@ UNITS_APART = (
         "core/test_group.py::test_two_processes_are_one[own loop]",
         (
             "core/group.py",
-            "        for leaf in total.values():\n",
-            "        total = release(total)\n        for leaf in total.values():\n",
+            "        kinds, pieces = _kinds(total), _packed(total, total)\n",
+            "        kinds, pieces = _kinds(total), _packed(release(total), total)\n",
         ),
     ),
     mutant(
         "noise-in-no-process",
         "the sum over several processes is handed out as it is",
         "core/test_group.py::test_two_processes_are_one[own loop]",
-        ("core/group.py", "answer = release(total) if self.leads else total", "answer = total"),
+        ("core/group.py", "_packed(release(_unpacked(pieces, kinds, total)), total)", "pieces"),
+    ),
+    mutant(
+        "nobody-has-the-ledger",
+        "of the processes of a run not even the first charges its steps",
+        "cli/test_train_cli.py::test_a_run_keeps_everything",
+        ("runs/execute.py", "meter = None if account is None else account[1]", "meter = None"),
+    ),
+    mutant(
+        "a-run-goes-on-unasked",
+        "a folder that holds a run is gone on with, whether or not that was asked for",
+        "cli/test_train_cli.py::test_a_run_keeps_everything",
+        ("cli/train.py", "resume or (restartable and _holds_a_run", "resume or (True and _holds_a_run"),
+    ),
+    mutant(
+        "leaves-in-any-order",
+        "what several processes add up is packed in the order that each of them happens to have",
+        "core/test_group.py::test_leaves_travel_in_one_order_whoever_has_them",
+        ("core/group.py", "for name in sorted(like):", "for name in like:"),
     ),
     mutant(
         "a-sample-for-each-process",

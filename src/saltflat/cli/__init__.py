@@ -25,6 +25,7 @@ from saltflat.cli import (
     synthesize,
     train,
 )
+from saltflat.cli.processes import launcher, started_together, together
 from saltflat.errors import Interrupted, SaltflatError, SettingError
 
 
@@ -91,29 +92,41 @@ def _version(asked: bool) -> None:
         raise typer.Exit
 
 
+_IN_ONE_PROCESS = {
+    "federate": "its clients are trained side by side by --workers N, or on machines of their own by federate init",
+}
+
+
 @app.callback()
 def _root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Train models with differential privacy, in flat minima."""
+    command = context.invoked_subcommand
+    if started_together() > 1 and command != "train":
+        why = _IN_ONE_PROCESS.get(command or "", "every process would do all of it again")
+        raise SettingError(f"saltflat {command} is not for torchrun: {why}; run it without")
 
 
 def main() -> None:
     """Run the command line: 0 if it went well, 2 and one line on stderr if a request cannot be met.
 
-    A run that a signal stopped ends with 128 + the signal's number, as the shell would say it.
+    A run that a signal stopped ends with 128 + the signal's number, as the shell would say it. Processes that
+    `torchrun` started work together: the first one prints, and one of them says what went wrong.
     """
     try:
-        try:
-            app()
-        finally:
-            sys.stdout.flush()  # a full disk shows here, not after the end
+        with together():
+            try:
+                app()
+            finally:
+                sys.stdout.flush()  # a full disk shows here, not after the end
     except Interrupted as error:
         _leave(error, 128 + error.signal)
     except KeyboardInterrupt:
-        again = shlex.join(["saltflat", *sys.argv[1:]])
+        again = shlex.join([*launcher(), *sys.argv[1:]])
         _leave(f"stopped at once; what was kept before is whole; to begin again, run {again}", 130)
     except SaltflatError as error:
         _leave(error, 2)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from saltflat.cli.machine import check_machine
+from saltflat.cli.processes import placed
 from saltflat.cli.running import Asked, announce, loaded, score, train_one
 from saltflat.cli.screen import screen
 from saltflat.errors import DataError, Interrupted, SettingError
@@ -64,10 +65,12 @@ def wanted(asked: Asked, count: int, seed: int) -> Repeats | None:
 
 def carry_out_all(chosen: Recipe, asked: Asked, repeats: Repeats) -> None:
     """Every run of the repeats that has not ended, one after the other, and what they say together."""
+    from saltflat.core.group import Group
     from saltflat.recipes.build import check_shapes, form_of, plan_of, size_of
     from saltflat.runs import repeats as kept
 
-    console, plan = screen(), plan_of(chosen, size_of(chosen))
+    group = Group.here()
+    console, plan = screen(), group.told(lambda: plan_of(chosen, size_of(chosen)))
     announce(chosen, plan, console)
     ledger = asked.ledger or asked.folder.ledger
     together = (
@@ -80,22 +83,24 @@ def carry_out_all(chosen: Recipe, asked: Asked, repeats: Repeats) -> None:
             console, "The network takes examples of this form, by made-up rows; nothing was read or charged."
         )
         return
-    check_machine(asked.device, asked.threads)
+    check_machine(placed(asked.device), asked.threads)
     split = loaded(chosen, plan, asked.data_dir)
     if not asked.resume:
-        kept.begin(asked.out, repeats)
+        group.told(lambda: kept.begin(asked.out, repeats))
     try:
         if asked.ledger is None:
-            _begin_ledger(ledger, chosen, plan, len(repeats.seeds))
+            group.told(lambda: _begin_ledger(ledger, chosen, plan, len(repeats.seeds)))
         outcomes = []
         for seed, folder in zip(repeats.seeds, repeats.folders(asked.out), strict=True):
             _say(console, f"seed {seed}:")
-            one = replace(asked, out=folder, ledger=ledger, resume=(folder / "recipe.toml").exists())
+            begun = group.told((folder / "recipe.toml").exists)
+            one = replace(asked, out=folder, ledger=ledger, resume=begun)
             outcomes.append(
                 train_one(replace(chosen, seed=seed), plan, split, one, console, again=asked.again)
             )
     except BaseException as error:
-        _undo(asked.out, ledger if asked.ledger is None else None, repeats)
+        if group.leads:
+            _undo(asked.out, ledger if asked.ledger is None else None, repeats)
         if isinstance(error, KeyboardInterrupt) and asked.out.exists():  # between two runs
             said = f"stopped at once; it is kept in {asked.out}: to go on, run {asked.again}"
             raise Interrupted(said, signal.SIGINT) from None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from saltflat.cli.machine import check_machine
+from saltflat.cli.processes import launcher, placed, restarts, started_again
 from saltflat.cli.screen import screen
 from saltflat.cli.settings import Flag, changes
-from saltflat.errors import Interrupted, SettingError
+from saltflat.errors import GroupError, Interrupted, SettingError
 from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents
 from saltflat.recipes.toml import dotted
@@ -91,7 +93,7 @@ class Asked:
 
     @property
     def again(self) -> str:
-        """The command that goes on with the run, as a shell takes it.
+        """The command that goes on with the run, as a shell takes it; with `torchrun`, if that started it.
 
         >>> Asked("train", Path("my runs/one"), False, False, None, None, "cpu", 1, False).again
         "saltflat train --resume --out 'my runs/one' --threads 1"
@@ -105,15 +107,16 @@ class Asked:
             "--workers": self.workers or None,
         }
         given = [word for flag, value in flags.items() if value is not None for word in (flag, str(value))]
-        return shlex.join(["saltflat", self.command, "--resume", *given])
+        return shlex.join([*launcher(), self.command, "--resume", *given])
 
 
 def carry_out(chosen: Recipe, asked: Asked) -> None:
     """Announce the run, and carry it out unless it is a dry one; Ctrl-C ends after the step at hand."""
 
+    from saltflat.core.group import Group
     from saltflat.recipes.build import check_shapes, form_of, plan_of, size_of
 
-    console, plan = screen(), plan_of(chosen, size_of(chosen))
+    console, plan = screen(), Group.here().told(lambda: plan_of(chosen, size_of(chosen)))
     announce(chosen, plan, console)
     if asked.dry_run:
         check_shapes(chosen, form_of(chosen, asked.data_dir))
@@ -121,7 +124,7 @@ def carry_out(chosen: Recipe, asked: Asked) -> None:
             "The network takes examples of this form, by made-up rows; nothing was read or charged."
         )
         return
-    check_machine(asked.device, asked.threads)
+    check_machine(placed(asked.device), asked.threads)
     split = loaded(chosen, plan, asked.data_dir)
     _report(train_one(chosen, plan, split, asked, console), asked.folder, console)
 
@@ -145,8 +148,9 @@ def train_one(
                 asked.folder,
                 resume=asked.resume,
                 ledger=asked.ledger,
-                device=asked.device,
+                device=placed(asked.device),
                 workers=asked.workers,
+                crashes=max(1, restarts()),
                 watch=seen.step,
                 told=seen.reading,
                 access=PUBLIC if asked.norms else None,
@@ -155,18 +159,25 @@ def train_one(
             )
     except Interrupted as error:
         raise _stopped(error, asked, again) from None
+    except GroupError as error:
+        then = "torchrun starts all of them again" if started_again() else _kept(asked, again)
+        raise GroupError(f"{error}; {then}") from error
     except Taken as error:
         raise SettingError(f"{error}: {again}") from None
 
 
 def _stopped(error: Interrupted, asked: Asked, again: str) -> Interrupted:
     """What to type to go on; a run that had not begun has looked at nothing private, and begins with what was made."""
-    after, made = str(error).split(";")[0], asked.folder.public
-    kept = f"it is kept in {asked.out}: to go on, run {again}"
-    if not asked.folder.recipe.exists():
-        there = f"what was made is kept in {made}" if made.exists() else "nothing is kept"
-        kept = f"nothing was charged, and {there}: run the same command again"
-    return Interrupted(f"{after}; {kept}", error.signal)
+    return Interrupted(f"{str(error).split(';')[0]}; {_kept(asked, again)}", error.signal)
+
+
+def _kept(asked: Asked, again: str) -> str:
+    """What is there of a run that ended early, and how it goes on."""
+    if asked.folder.recipe.exists():
+        return f"it is kept in {asked.out}: to go on, run {again}"
+    made = asked.folder.public
+    there = f"what was made is kept in {made}" if made.exists() else "nothing is kept"
+    return f"nothing was charged, and {there}: run the same command again"
 
 
 def with_flags(command: Any, flags: Sequence[Flag]) -> Any:
@@ -330,12 +341,26 @@ class _Told:
 def loaded(recipe: Recipe, plan: Plan, data_dir: Path | None) -> Split:
     from saltflat.recipes.build import split_of
 
-    split = split_of(recipe, data_dir, watch=_Told())
+    split = _first_computes(lambda: split_of(recipe, data_dir, watch=_Told()))
     if recipe.clients is None and split.train.count > plan.size:
         raise SettingError(
             f"{recipe.data} has more than the {plan.size} examples that were declared; set --size to a public bound"
         )
     return split
+
+
+def _first_computes(make: Callable[[], Split]) -> Split:
+    """The examples; where features are kept in a folder, the first process computes them, and the others read them.
+
+    Where they are not, every process computes them at once: waiting for the first would take as long.
+    """
+    from saltflat.core.group import Group
+    from saltflat.data.pictures import CACHE
+
+    made: list[Split] = []
+    if os.environ.get(CACHE):
+        Group.here().told(lambda: made.append(make()))
+    return made[0] if made else make()
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,6 +28,11 @@ from saltflat.cli.settings import FLAGS
 from saltflat.errors import DataError, SettingError
 from saltflat.recipes import documents
 from saltflat.recipes.documents import Document
+from saltflat.runs.layout import Folder
+
+if TYPE_CHECKING:
+    from saltflat.recipes import Recipe
+    from saltflat.runs.repeats import Repeats
 
 USUAL = "digits"  # the recipe, where none is named
 USUAL_EPSILON = 3.0  # for a table that no recipe was named for
@@ -51,6 +57,14 @@ def train(
     ] = None,
     out: Out = Path("runs/latest"),
     resume: Resume = False,
+    restartable: Annotated[
+        bool,
+        typer.Option(
+            "--restartable",
+            help="Begin, or go on if --out holds a run of this recipe: for torchrun --max-restarts, and for jobs that "
+            "are queued again.",
+        ),
+    ] = False,
     dry_run: DryRun = False,
     data_dir: DataDir = None,
     ledger: Shared = None,
@@ -94,7 +108,12 @@ def train(
 
     --repeats 5 trains five runs with other first weights into folders of --out, on one ledger, and prints mean,
     standard error and what all five cost together.
+
+    Several processes or machines: torchrun --nproc-per-node 2 -m saltflat train RECIPE, with the same flags. They share
+    the units of each step; the first one charges, writes and prints. --device cuda gives each a GPU of its own.
     """
+    from saltflat.core.group import Group
+
     if named is not None and recipe is not None and named != recipe:
         raise SettingError(f"two recipes are named, {recipe} and --recipe {named}; leave one out")
     recipe = recipe or named
@@ -103,13 +122,26 @@ def train(
         workers=workers,
         infinity=infinity,
     )
-    first = first_of(asked)
-    chosen = chosen_of(_document(recipe, given, first), given, sets or [], first, flags=FLAGS)
-    several = wanted(asked, repeats, chosen.seed)
+
+    def decided() -> tuple[Asked, Recipe, Repeats | None]:
+        here = replace(asked, resume=resume or (restartable and _holds_a_run(asked.folder)))
+        first = first_of(here)
+        chosen = chosen_of(_document(recipe, given, first), given, sets or [], first, flags=FLAGS)
+        return here, chosen, wanted(here, repeats, chosen.seed)
+
+    # folders and files may be on the first process's machine only
+    asked, chosen, several = Group.here().told(decided)
     if several is None:
         carry_out(chosen, asked)
     else:
         carry_out_all(chosen, asked, several)
+
+
+def _holds_a_run(folder: Folder) -> bool:
+    """Whether there is something to go on with; repeats of which none had begun are begun again."""
+    from saltflat.runs.repeats import runs_in
+
+    return folder.recipe.exists() or any(Folder(each).recipe.exists() for each in runs_in(folder.path))
 
 
 def recipes(

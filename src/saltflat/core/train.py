@@ -35,7 +35,7 @@ from saltflat.core.step import (
     start,
 )
 from saltflat.core.stop import finish_first
-from saltflat.errors import BudgetError, Interrupted, ModelError, SettingError
+from saltflat.errors import BudgetError, GroupError, Interrupted, ModelError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.noise import SecureSampling
 from saltflat.privacy.record.costs import Cost
@@ -182,8 +182,8 @@ def train(
             number = stopped()
             if number and at.step > kept:  # the signal came after that, or to another process
                 run.keep(at)
-        except BudgetError:
-            if at.step > first.step:
+        except (BudgetError, GroupError):  # no further step, or no further process: this position is whole
+            if at.step > kept:
                 run.keep(at)
             raise
         finally:

@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 from saltflat.core.contribution import Loss
+from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.step import Safeguards
-from saltflat.core.train import Progress, Running, Watch, is_true, train
+from saltflat.core.train import Progress, Running, Watch, is_true, train, trainable
 from saltflat.errors import Interrupted
 from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.shown import Shown
@@ -98,7 +99,7 @@ def fitted(
     known = given(model, loss, data, **reading)
     ready, unit = known.planned(asked), known.contribution.unit
     statement = stated(ready, unit, safeguards, running)
-    seen = _Seen(screen, running.watch, ready.delta)
+    seen, group = _Seen(screen, running.watch, ready.delta), Group.here()
     try:
         params = train(
             ready.plan,
@@ -108,25 +109,24 @@ def fitted(
             running=replace(running, watch=seen),
         )
     except Interrupted as error:
-        if error.signal != signal.SIGINT or seen.last is None:
+        if error.signal != signal.SIGINT or not group.told(lambda: seen.last is not None):
             raise  # the whole program is asked to end, which is not ours to take back; or no step was taken
-        params = seen.interrupted(str(error))
+        seen.interrupted(str(error))
+        params = trainable(model)  # the weights of the last whole step, in whichever process
     finally:
         known.units.close()
-    if running.checkpoints is not None:
-        statement = stated(ready, unit, safeguards, running)  # with what ran again
-    taken, spent = seen.steps(ready.plan), seen.spent(statement)
-    if seen.stopped:
-        statement = _stopped(statement, ready, unit, safeguards, running, seen, spent)
-    return Fitted(
-        model=model,
-        params=params,
-        plan=ready.plan,
-        statement=statement,
-        steps=taken,
-        spent=spent,
-        stopped=seen.stopped,
-    )
+
+    def ending() -> dict[str, Any]:
+        """How it ended: what the first of several processes saw is what all of them return."""
+        last = statement
+        if running.checkpoints is not None:
+            last = stated(ready, unit, safeguards, running)  # with what ran again
+        taken, spent = seen.steps(ready.plan), seen.spent(last)
+        if seen.stopped:
+            last = _stopped(last, ready, unit, safeguards, running, seen, spent)
+        return {"statement": last, "steps": taken, "spent": spent, "stopped": seen.stopped}
+
+    return Fitted(model=model, params=params, plan=ready.plan, **group.told(ending))
 
 
 class _Seen:
@@ -145,11 +145,9 @@ class _Seen:
             self.stopped = WATCH
         return enough
 
-    def interrupted(self, why: str) -> Tree:
-        assert self.last is not None  # a signal is answered after a step
+    def interrupted(self, why: str) -> None:
         self.stopped = CTRL_C
         self._screen.say(f"saltflat: {why}")
-        return self.last.ending
 
     def steps(self, plan: Plan) -> int:
         """All of them, for a run that was finished before it was called again."""

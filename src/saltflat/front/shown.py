@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -33,8 +32,9 @@ def shown(*, quiet: bool) -> Iterator[Shown]:
 
     It goes to stderr, so that what a program prints stays its own.
     """
-    others = os.environ.get("RANK", "0") != "0"  # of the processes that torchrun starts, the first one speaks
-    if quiet or others or sys.stderr is None:
+    from saltflat.core.group import Group  # of processes that train together, the first one speaks
+
+    if quiet or not Group.here().leads or sys.stderr is None:
         yield Silent()
         return
     from rich.console import Console

@@ -21,7 +21,7 @@ from saltflat.errors import BudgetError, LedgerError, PrivacyError
 from saltflat.privacy.record.costs import Cost, from_row, to_row
 from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.recipes import Recipe
-from saltflat.runs.execute import Account, Book, block_of
+from saltflat.runs.execute import Account, Book
 from saltflat.runs.identity import identity_of
 from saltflat.runs.jobs import Ask
 from saltflat.runs.layout import Folder
@@ -217,13 +217,13 @@ def _finite(epsilon: float) -> float | None:
 
 @contextmanager
 def opened(
-    ask: Ask, recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str
+    ask: Ask, recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str, block: int
 ) -> Iterator[tuple[Book, Account]]:
     """An account of the run in ``folder`` in the clerk's ledger, as `execute` takes it."""
     identity = identity_of(folder.path)
     if identity is None:
         raise LedgerError(f"{folder.path} has no identity, and a trial is charged by it")
-    name = ask("open", str(folder.path), identity, unit, plan.adjacency, block_of(recipe))
+    name = ask("open", str(folder.path), identity, unit, plan.adjacency, block)
     account = Asked(ask, unit, plan.adjacency, name)
     try:
         yield _Everything(ask), account

@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from saltflat.clipping import as_clip
+from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints, as_begun
 from saltflat.core.sampling import Units
@@ -87,7 +88,7 @@ class Opened(Protocol):
     """Opens a ledger for the run in a folder, for as long as it goes, as `charged_here` does in this process."""
 
     def __call__(
-        self, recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str
+        self, recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str, block: int
     ) -> AbstractContextManager[tuple[Book, Account]]: ...
 
 
@@ -110,6 +111,7 @@ def execute(
     access: Access | None = None,
     infinity: Access | None = None,
     preparing: Told = lambda what, done, of: None,
+    crashes: int = 1,
     opened: Opened | None = None,
     declare: Callable[[Declared], Declared] = _as_it_is,
 ) -> Outcome:
@@ -120,7 +122,11 @@ def execute(
     What the recipe puts before the private phase comes first (``preparing`` is told of it), and costs nothing.
     With ``access``, which declares the clients' data `PUBLIC`, readings also say what the clip does to their updates.
     With ``infinity``, which declares the training examples so, the same training without noise is done too.
+    The recipe's spare steps are to last for ``crashes``: the more there may be, the more often the run is kept.
     ``opened`` opens the ledger where another process writes it; ``declare`` adds to what the statement says.
+
+    Processes that train together (`core.group`) all call it. The first of them alone has the folder and the ledger,
+    makes what comes before the private phase, takes readings and ends the run; the others are told.
 
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
     recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
@@ -130,33 +136,54 @@ def execute(
         raise PrivacyError("a training without noise is kept in a run's folder only of data declared PUBLIC")
     check_shapes(recipe, Form(split.shape, split.classes, split.span, split.words))
     check_taken_out(recipe, split)
-    often = 1 if recipe.clients else max(1, recipe.spare // 2)
-    checkpoints = Checkpoints(folder.checkpoints, every=often)
-    plan = as_begun(checkpoints, plan) if resume else plan
+    group = Group.here()
+    checkpoints = Checkpoints(folder.checkpoints, every=_portion(recipe, 2 * crashes))
+    going_on = lambda: (as_begun(checkpoints, plan), bool(numbers(folder.checkpoints)))
+    plan, kept = group.told(going_on) if resume else (plan, False)
     model = network_of(recipe)
-    begun_before = resume and bool(numbers(folder.checkpoints))  # then the weights are in a checkpoint
-    model = (model if begun_before else warmed(recipe, model)).to(device)
+    model = (model if kept else warmed(recipe, model)).to(device)  # else the weights are in a checkpoint
     contribution = contribution_of(recipe, model, workers=workers)
     test = replace(split, test=split.test.to(device))
     start = held(folder) if resume else begun(folder, recipe, ledger or folder.ledger)
-    with start:
+    with group.first_in(lambda: start):
         ready = prepared(recipe, split, folder, model, told=preparing)
         plan = with_pools(plan, ready.pools)
-        charged = opened or charged_here
-        with charged(recipe, plan, folder, ledger, unit=contribution.unit) as (book, run):
+        block, unit = _portion(recipe, 4 * crashes), contribution.unit
+        charged = lambda: (opened or charged_here)(recipe, plan, folder, ledger, unit=unit, block=block)
+        with group.first_in(charged) as account:
             units = units_of(recipe, split, folder if resume else None, device=device, workers=workers)
             if isinstance(units, Clients):
                 keep_clients(recipe, units, folder)
-            updates = None if access is None else partial(_updates, plan, contribution, units, access)
-            readings = _Readings(recipe, plan, test, network_of(recipe).to(device), run, updates)
-            after = partial(_noted, readings, folder, watch, told)
-            running = Running(physical=recipe.physical, checkpoints=checkpoints, watch=after)
-            train(plan, contribution, units, safeguards=Safeguards(meter=run), running=running)
-            event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
+            running = Running(physical=recipe.physical)
+            if account is not None:
+                updates = None if access is None else partial(_updates, plan, contribution, units, access)
+                readings = _Readings(recipe, plan, test, network_of(recipe).to(device), account[1], updates)
+                after = partial(_noted, readings, folder, watch, told)
+                running = replace(running, checkpoints=checkpoints, watch=after)
+            meter = None if account is None else account[1]
+            train(plan, contribution, units, safeguards=Safeguards(meter=meter), running=running)
+            spent = None if account is None else (account[1].charged(), account[0].epsilon(recipe.delta))
         if infinity is not None:
             _without_noise(recipe, plan, test, folder, units)
-    declared = declare(_declared(recipe, plan, folder, ready, contribution.unit))
-    statement = state(event, declared, adjacency=plan.relation)
+
+        def ended() -> Outcome:
+            assert spent is not None
+            declared = declare(_declared(recipe, plan, folder, ready, unit))
+            statement = state(plan.event_on_record(spent[0]), declared, adjacency=plan.relation)
+            return _ended(recipe, folder, model, test, statement, on_record=spent[1])
+
+        return group.told(ended)
+
+
+def _portion(recipe: Recipe, times: int) -> int:
+    """This part of the spare steps, at least one step; clients' rounds are long, and each is kept."""
+    return 1 if recipe.clients else max(1, recipe.spare // times)
+
+
+def _ended(
+    recipe: Recipe, folder: Folder, model: nn.Module, test: Split, statement: Statement, *, on_record: float
+) -> Outcome:
+    """Write what a run ends with, and say how it ended."""
     keep_evaluation(folder, model, test, recipe.physical)
     finish(folder, model, statement)
     right, error, perplexity = scores(model, test, recipe.physical)
@@ -191,9 +218,10 @@ def _without_noise(recipe: Recipe, plan: Plan, split: Split, folder: Folder, uni
     bare = with_pools(replace(draft, phases=quiet), ready.pools)
     begun_at = time.perf_counter()
     train(bare, contribution_of(recipe, model), units, running=Running(physical=recipe.physical))
-    right, _, _ = scores(model, split, recipe.physical)
-    seconds = time.perf_counter() - begun_at
-    add_stage(folder, StageOf("private phase without noise", "without noise", None, right, seconds))
+    if Group.here().leads:
+        right, _, _ = scores(model, split, recipe.physical)
+        seconds = time.perf_counter() - begun_at
+        add_stage(folder, StageOf("private phase without noise", "without noise", None, right, seconds))
 
 
 @dataclass
@@ -283,14 +311,14 @@ def _released(folder: Folder) -> tuple[str, ...]:
 
 @contextmanager
 def charged_here(
-    recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str
+    recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str, block: int
 ) -> Iterator[tuple[Ledger, Run]]:
-    """The ledger, and the folder's run in it; few steps are reserved at a time, as a crash wastes them: one round.
+    """The ledger, and the folder's run in it; a ``block`` of steps is reserved at a time, as a crash wastes them.
 
     The run is known by its identity, wherever the folder is; the path is there for people to read.
     """
     budget = None if shared is not None else _budget(recipe, plan)
-    block, identity = block_of(recipe), identity_of(folder.path)
+    identity = identity_of(folder.path)
     with (
         Ledger.open(shared or folder.ledger, dataset=recipe.data, budget=budget) as book,
         book.run(
@@ -298,11 +326,6 @@ def charged_here(
         ) as run,
     ):
         yield book, run
-
-
-def block_of(recipe: Recipe) -> int:
-    """How many steps are reserved at a time, and may be wasted by a crash."""
-    return 1 if recipe.clients else max(1, recipe.spare // 4)
 
 
 def _budget(recipe: Recipe, plan: Plan) -> Budget | None:

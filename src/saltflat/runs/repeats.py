@@ -58,7 +58,12 @@ def read(out: Path) -> Repeats | None:
 
 
 def begin(out: Path, repeats: Repeats) -> None:
-    """Make the folder and write down what is in it; one that holds anything is refused."""
+    """Make the folder and write down what is in it; one that holds anything is refused.
+
+    What a start left that was killed before its first run is as good as nothing.
+    """
+    if out.is_dir() and read(out) == repeats and not any(each.exists() for each in repeats.folders(out)):
+        return
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SettingError(f"{out} is not empty; give another --out, or go on with --resume")
     out.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save
 from torch import nn
 
 from saltflat.core.contribution import per_example, supervised
+from saltflat.core.group import Group
 from saltflat.core.public import Public
 from saltflat.core.train import same_modes
 from saltflat.data import Examples, Split
@@ -109,6 +110,30 @@ def prepared(
     known = Known(split.shape, split.classes, split.train.scale, split.public)
     if not uses_public(recipe):
         return Ready(known, Before("Cold"))
+    device = next(model.parameters()).device
+
+    def made() -> _Made:
+        return _carried_out(recipe, split, folder, model, known, told)
+
+    done = Group.here().told(made)  # by the first process alone: it has the folder
+    if done.weights is not None:
+        model.load_state_dict(done.weights)
+    known = replace(known, synthetic=done.synthetic)
+    return Ready(known, done.said, pools_of(recipe, _on(known, device), model))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What the stages before the private phase leave: what is on record, made examples, and the warm weights."""
+
+    said: Before
+    synthetic: Examples | None = field(repr=False)
+    weights: dict[str, torch.Tensor] | None = field(repr=False)
+
+
+def _carried_out(
+    recipe: Recipe, split: Split, folder: Folder, model: nn.Module, known: Known, told: Told
+) -> _Made:
     said = _begun(recipe, folder)
     device = next(model.parameters()).device
     if split.numbers is not None:
@@ -116,14 +141,16 @@ def prepared(
     if recipe.synthetic is not None:
         known = replace(known, synthetic=_made(recipe, known, folder.public, told))
     _keep_samples(recipe, known, folder.public)
-    here = _on(known, device)
     with same_modes(model):
-        stages = _warmed(recipe, here, split.test.to(device), folder.public, model, said.stages, told)
+        stages = _warmed(
+            recipe, _on(known, device), split.test.to(device), folder.public, model, said.stages, told
+        )
     metrics = dict(said.metrics) or _metrics(recipe, known, stages, told)
     others = tuple(each for each in said.stages if each.kind in ("private", "without noise"))
     said = replace(said, stages=(*stages, *others), metrics=metrics)
     keep(folder, said)
-    return Ready(known, said, pools_of(recipe, here, model))
+    weights = {name: leaf.cpu() for name, leaf in model.state_dict().items()} if recipe.warmup else None
+    return _Made(said, known.synthetic, weights)
 
 
 def check_taken_out(recipe: Recipe, split: Split) -> None:
