@@ -7,10 +7,10 @@ import logging
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +26,14 @@ from torch.nn.utils.weight_norm import WeightNorm
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, pick, rows_in
+from saltflat.core.shards import agreed, most_of, settle
 from saltflat.errors import ModelError, SaltflatError, SettingError
 from saltflat.gradients.width import widened
 from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
 Take = Callable[[Indices], Batch]
+T = TypeVar("T")
 
 _TOLERANCE = 1e-3  # float32 gradients by two routes; a real mistake is off by its whole size
 
@@ -176,6 +178,8 @@ class Differentiable(Protocol):
 
     def placed(self) -> Differentiable: ...
 
+    def near(self, points: Sequence[Tree]) -> AbstractContextManager[Differentiable]: ...
+
 
 class Spot(Protocol):
     """Looks at a model again while it trains; called with the weights, and some units of a step, or None at the end."""
@@ -195,6 +199,9 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     differentiation gives for its loss; and it stays the same whoever else is in the batch, and however many. All of
     that without chance, in float64 where the model can. No buffer or other tensor of the model changes. Nothing is
     released: the model passes or a `ModelError` says which reason holds.
+
+    With sharded weights all processes of the group try it on the same rows, each fetching layer by layer, and go by
+    what the first one finds.
     """
     held = Held.by(contribution.model)
     own, like = _own_rows(contribution, params, take, count)
@@ -250,6 +257,10 @@ class Trial:
     def chunk(self, units: Sequence[int]) -> Chunk:
         return self.contribution([self.params], [1.0], self.some(units))
 
+    def agreed(self, value: T) -> T:
+        """The same in all processes, where they try together."""
+        return agreed(value, self.params)
+
     @cached_property
     def together(self) -> Chunk:
         """All units in one batch."""
@@ -259,7 +270,7 @@ class Trial:
     def is_telling(self) -> bool:
         """Whether units differ and have gradients: else the trial would pass whatever the model does."""
         norms = self.together.norms()
-        return (
+        return self.agreed(
             self.units > 2 and bool(torch.isfinite(norms).all()) and int((norms > 0).sum()) > self.units // 2
         )
 
@@ -295,7 +306,7 @@ def _runs(trial: Trial) -> bool:
         raise
     except Exception:
         return False
-    return bool(torch.isfinite(losses).all())
+    return trial.agreed(bool(torch.isfinite(losses).all()))
 
 
 # Units that are made up: more than the eight hardest of a batch, and few enough to be quick. Companies of 11, 9, 7, 5
@@ -349,11 +360,11 @@ class LookAgain:
     def _compare(self, params: Tree, batch: Batch) -> None:
         units = rows_in(batch) // self.contribution.rows_per_unit
         trial = Trial(self.contribution.still(), tree.map_tree(widened, params), batch, units, _TOLERANCE)
-        one, norms = secrets.randbelow(units), trial.together.norms()
-        if bool(torch.isfinite(norms[one])):  # else it is left out anyway
+        one, norms = trial.agreed(secrets.randbelow(units)), trial.together.norms()
+        if trial.agreed(bool(torch.isfinite(norms[one]))):  # else it is left out anyway
             only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
             together, alone = trial.together.weighted_sum(only), _alone(trial, one)
-            gap, _ = _gap(together, alone)
+            gap = trial.agreed(_gap(together, alone)[0])
             if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
                 raise ModelError(_MIXED)
         _check_part(trial)
@@ -365,11 +376,11 @@ def _check_part(trial: Trial) -> None:
     A model may mix only a few of many rows, or by their places, and one drawn unit is seldom among those. A unit that
     rounding alone changes as much as mixing would says nothing here, as it may be an odd record.
     """
-    some = secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3))
+    some = trial.agreed(secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3)))
     looks = _looks(trial.params, length=tree.size(trial.params) ** 0.5)[:1]
     here, there = _signature(trial.chunk(some), looks), _signature(trial.together, looks)[some]
     gaps = _distances(there, here)
-    if not bool((gaps > trial.tolerance).any()):
+    if not trial.agreed(bool((gaps > trial.tolerance).any())):
         return
     jitter = 30 * _distances(here, _signature(_jittered(trial).chunk(some), looks))
     if bool(((gaps > trial.tolerance + jitter) & (jitter <= _MOST_JITTER)).any()):
@@ -396,7 +407,11 @@ _MOST_JITTER = 0.05  # more than that is not put down to rounding
 
 def _jittered(trial: Trial) -> Trial:
     """The same with each weight changed by about its last digit."""
-    moved = lambda leaf: leaf * (1 + torch.finfo(leaf.dtype).eps * torch.randn_like(leaf))
+
+    def moved(leaf: Tensor) -> Tensor:
+        part = tree.own_part(leaf)
+        return tree.as_part(part * (1 + torch.finfo(part.dtype).eps * torch.randn_like(part)), leaf)
+
     return replace(trial, params=tree.map_tree(moved, trial.params))
 
 
@@ -433,8 +448,10 @@ class Held:
                     _put_back(module, key, self.plain[name])
 
     def check(self, model: nn.Module) -> None:
+        settle(model)
         for name, leaf in _untrained(model):
-            if name in self.tensors and not torch.equal(leaf, self.tensors[name]):
+            before = self.tensors.get(name)
+            if before is not None and not torch.equal(tree.own_part(leaf), tree.own_part(before)):
                 raise ModelError(
                     f"buffer {name!r} changes when the model sees data, and would release it without noise; "
                     "remove the running statistics, or keep that layer in eval mode"
@@ -570,7 +587,7 @@ def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error:
 def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> bool:
     """Whether the loss would run as a criterion of (outputs, targets), on rows of zeros."""
     loss, empty = getattr(contribution, "loss", None), mapped(torch.zeros_like, batch)
-    if loss is None or not isinstance(empty, Sequence) or len(empty) != 2:
+    if loss is None or not isinstance(empty, Sequence) or len(empty) != 2 or tree.has_shards(params):
         return False
     try:
         with torch.no_grad():
@@ -603,7 +620,9 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
 
 def _check_connected(trial: Trial) -> None:
     two = trial.some(range(min(trial.units, 2)))
-    check_connected(lambda leaves: trial.contribution.losses_of_units(leaves, two), trial.params)
+    leaves = _free(trial.params)
+    with trial.contribution.near([leaves]) as here:
+        _check_all_used(lambda leaves: here.losses_of_units(leaves, two), leaves)
 
 
 def check_connected(losses: Callable[[Tree], Tensor], params: Tree) -> None:
@@ -611,7 +630,15 @@ def check_connected(losses: Callable[[Tree], Tensor], params: Tree) -> None:
 
     Read from the graph, not from values: an adapter whose gradient is merely zero now does take part.
     """
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+    _check_all_used(losses, _free(params))
+
+
+def _free(params: Tree) -> Tree:
+    """Copies that gradients are taken at."""
+    return {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+
+
+def _check_all_used(losses: Callable[[Tree], Tensor], leaves: Tree) -> None:
     with torch.enable_grad():
         total = losses(leaves).sum()
     if not total.requires_grad:
@@ -665,11 +692,16 @@ def _check_gradients(trial: Trial) -> None:
     """Each unit's kept gradient is the one of plain automatic differentiation."""
     units = min(trial.units, 3)
     batch, chunk = trial.some(range(units)), trial.chunk(range(units))
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in trial.params.items()}
-    with torch.enable_grad():
-        losses = trial.contribution.losses_of_units(leaves, batch)
-    for unit in range(units):
-        grads = torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
+    leaves = _free(trial.params)
+    with trial.contribution.near([leaves]) as here:
+        with torch.enable_grad():
+            losses = here.losses_of_units(leaves, batch)
+        grads_of = (
+            torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
+            for unit in range(units)
+        )
+        found = list(grads_of) if tree.has_shards(leaves) else grads_of  # while weights can be fetched
+    for unit, grads in enumerate(found):
         plain = {
             n: torch.zeros_like(leaf) if g is None else g
             for (n, leaf), g in zip(leaves.items(), grads, strict=True)
@@ -696,7 +728,7 @@ def _check_apart(trial: Trial) -> None:
     if not trial.by_chance:
         placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
         few = range(min(trial.units, _FEW))
-        if _distance(whole[list(few)], _signature(placed.chunk(few), looks)) > trial.tolerance:
+        if trial.agreed(_distance(whole[list(few)], _signature(placed.chunk(few), looks))) > trial.tolerance:
             _check_companies(placed, _signature(placed.together, looks), looks)
 
 
@@ -705,7 +737,7 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
-        third, largest = trial.units // 3 + 1, int(torch.nan_to_num(whole[:, 0]).argmax())
+        third, largest = trial.units // 3 + 1, trial.agreed(int(torch.nan_to_num(whole[:, 0]).argmax()))
         gone = {largest, third} if trial.units > _FEW else {third}
         companies = [[u for u in everyone if u not in gone], everyone[third:], everyone[:1], everyone[-1:]]
         _check_spoilt(trial, whole, largest, looks)
@@ -713,7 +745,7 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
         if len(company) > (1 if trial.by_chance else 0):
             here, there = _signature(trial.chunk(company), looks), whole[company]
             stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
-            gap = _distance(there[stayed], here[stayed])
+            gap = trial.agreed(_distance(there[stayed], here[stayed]))
             if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
                 raise ModelError(_why_not_apart(trial, whole, looks))
 
@@ -727,7 +759,7 @@ def _check_forgets(trial: Trial) -> None:
     before = _signature(trial.together, looks)[list(units)]
     with suppress(Exception):  # a loss may refuse numbers so large; what was seen of them was seen
         replace(trial, batch=mapped(of_other_sizes, trial.batch)).chunk(range(trial.units))
-    gap = _distance(before, _signature(trial.chunk(units), looks))
+    gap = trial.agreed(_distance(before, _signature(trial.chunk(units), looks)))
     if gap > trial.tolerance:
         again = _distance(*(_signature(trial.chunk(units), looks) for _ in range(2)))
         raise ModelError(_DRAWN if again > trial.tolerance else _REMEMBERED)
@@ -766,7 +798,7 @@ def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree])
         here = _signature(beside.together, looks)[1:]
     except Exception:  # a unit that makes the loss fail is left out by itself
         return
-    gap = _distance(whole[company[1:]], here)
+    gap = trial.agreed(_distance(whole[company[1:]], here))
     if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
         raise ModelError(_why_not_apart(trial, whole, looks))
 
@@ -782,8 +814,23 @@ def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:
 def _looks(params: Tree, length: float = 1.0) -> list[Tree]:
     """Two random directions in weight space, of about this length."""
     source, scale = torch.Generator().manual_seed(1), length / max(1, tree.size(params)) ** 0.5
+    if tree.has_shards(params):
+        return [_Drawn(params, scale, seed) for seed in range(2)]
     drawn = lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf)
     return [tree.map_tree(drawn, params) for _ in range(2)]
+
+
+class _Drawn(Tree):
+    """A random direction whose leaves are drawn whenever they are asked for: the whole of it is in no memory."""
+
+    def __init__(self, params: Tree, scale: float, seed: int) -> None:
+        super().__init__()
+        self._params, self._scale, self._seed = params, scale, seed
+
+    def __missing__(self, name: str) -> Tensor:
+        leaf, source = self._params[name], torch.Generator()
+        source.manual_seed(2 * list(self._params).index(name) + self._seed)
+        return (torch.randn(leaf.shape, generator=source) * self._scale).to(leaf.device, leaf.dtype)
 
 
 def _signature(chunk: Chunk, looks: Sequence[Tree]) -> Tensor:
@@ -824,9 +871,10 @@ _MIXED = (
 
 def _gap(mine: Tree, other: Tree) -> tuple[float, str]:
     """How far two gradients are apart, beside their length, and the parameter where it shows most."""
-    gaps = {
-        name: float((mine[name] - leaf).abs().max()) if leaf.numel() else 0.0 for name, leaf in other.items()
-    }
+    pairs = {name: (tree.own_part(mine[name]), tree.own_part(leaf)) for name, leaf in other.items()}
+    gaps = {name: float((a - b).abs().max()) if b.numel() else 0.0 for name, (a, b) in pairs.items()}
+    if tree.has_shards(other):
+        gaps = dict(zip(gaps, most_of(list(gaps.values())), strict=True))
     worst = max(gaps, key=lambda name: gaps[name])
     length = float(tree.norm(mine) + tree.norm(other))
     return (gaps[worst] / (length + 1e-9) if math.isfinite(length) else 0.0), worst
