@@ -88,9 +88,9 @@ def _check_same(plan: Plan, safeguards: Safeguards) -> None:
         other = difference(there, said[0][0])
         if other is not None:
             raise PrivacyError(
-                f"process {rank} was given another plan than the first one: {other.replace('here', 'in the first')}; "
-                "each puts the noise of its own plan on its weights, so give all of them one: calibrate once, and hand "
-                "out the noise multiplier"
+                f"process {rank} was given another plan than the first one: {other} (there: process {rank}; here: the "
+                "first); each puts the noise of its own plan on its weights, so give all of them one: calibrate once, and "
+                "hand out the noise multiplier"
             )
         if source != said[0][1]:
             raise PrivacyError(

@@ -105,8 +105,8 @@ def by_hand(model: nn.Module) -> Iterator[None]:
     try:
         settle(model)
         for module, first, last in before:
-            module._forward_pre_hooks = _without_sharding(first)  # type: ignore[assignment]
-            module._forward_hooks = _without_sharding(last)  # type: ignore[assignment]
+            module._forward_pre_hooks = _without_sharding(first)
+            module._forward_hooks = _without_sharding(last)
         yield
     finally:
         for module, first, last in before:

@@ -26,8 +26,8 @@ Fetch = Callable[[int], Tensor]  # the number of a leaf -> all of it
 _Met = dict[int, Tensor]  # by the address of the leaf that was met
 
 _SHAPES = {  # what may be asked of a weight without fetching it
-    *(Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__),  # type: ignore[attr-defined]
-    *(Tensor.requires_grad.__get__, Tensor.is_leaf.__get__, Tensor.grad.__get__, Tensor.layout.__get__),  # type: ignore[attr-defined]
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "layout")),
+    *(getattr(Tensor, name).__get__ for name in ("requires_grad", "is_leaf", "grad")),
     *(Tensor.size, Tensor.dim, Tensor.numel, Tensor.nelement, Tensor.__len__, Tensor.element_size),
     *(Tensor.is_floating_point, torch.is_floating_point, Tensor.is_complex, torch.is_complex, torch.numel),
 }
@@ -65,7 +65,7 @@ class Away:
         made, number = self._here.get(place, (None, 0))
         if not place or made is None or made() is None:
             return saved
-        return _Note(number, tuple(saved.shape), saved.stride(), saved.storage_offset())
+        return _Note(number, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
 
     def _found(self, kept: Any) -> Tensor:
         if not isinstance(kept, _Note):
