@@ -16,7 +16,7 @@ import saltflat as sf
 from saltflat.clipping import Automatic, PerLayer
 from saltflat.core import shards
 from saltflat.data import TensorUnits
-from saltflat.errors import SaltflatError
+from saltflat.errors import ModelError, SaltflatError
 from saltflat.tree import Tree, own_part, whole
 
 SIZE, WORDS, LENGTH, WIDTH, LAYERS = 24, 11, 6, 12, 3
@@ -161,6 +161,13 @@ def fails_on_one(predict: Any, batch: Any) -> Tensor:
     """A loss that fails where a certain sentence is in the batch, and then runs again and again in one process."""
     if bool((batch[0] == sentences()[0][BAD]).all(1).any()):
         raise ValueError("that sentence")
+    return loss(predict, batch)
+
+
+def gives_up(predict: Any, batch: Any) -> Tensor:
+    """A loss that is refused where that sentence is, which one process alone has."""
+    if bool((batch[0] == sentences()[0][BAD]).all(1).any()):
+        raise ModelError("this will not do")
     return loss(predict, batch)
 
 
@@ -375,15 +382,17 @@ def refusals(rank: int, folder: Path) -> Any:
         def step(self, rate: float, noise_multiplier: float) -> None:
             charged.append(rate)
 
-    def tried(model: Any, of: Any, noise: Any = None) -> str:
+    def tried(model: Any, plan: Any, noise: Any = None, of: Any = loss, sampling: Any = None) -> str:
         before = len(charged)
         try:
             sf.train(
-                of,
-                sf.per_example(model, loss),
+                plan,
+                sf.per_example(model, of),
                 TensorUnits(sentences()),
                 safeguards=sf.Safeguards(
-                    noise=noise or sf.privacy.SecureNoise(), meter=Meter() if rank == 0 else None
+                    noise=noise or sf.privacy.SecureNoise(),
+                    sampling=sampling or sf.privacy.SecureSampling(),
+                    meter=Meter() if rank == 0 else None,
                 ),
             )
         except SaltflatError as error:
@@ -402,6 +411,7 @@ def refusals(rank: int, folder: Path) -> Any:
         "mixing": tried(small(Mixing), plan(**noisy)),
         "idle": tried(small(Idle), plan(**noisy)),
         "framed": tried(small(), plan(method=Framed(), noise=1.0)),
+        "one gave up": tried(small(), plan(**noisy), of=gives_up, sampling=Draws(2, BAD, 9, 21, 4)),
     }
 
 

@@ -89,8 +89,8 @@ def _check_same(plan: Plan, safeguards: Safeguards) -> None:
         if other is not None:
             raise PrivacyError(
                 f"process {rank} was given another plan than the first one: {other} (there: process {rank}; here: the "
-                "first); each puts the noise of its own plan on its weights, so give all of them one: calibrate once, and "
-                "hand out the noise multiplier"
+                "first); each puts the noise of its own plan on its weights, so give all of them one: calibrate once, "
+                "and hand out the noise multiplier"
             )
         if source != said[0][1]:
             raise PrivacyError(
