@@ -301,7 +301,7 @@ def fitted(rank: int, folder: Path) -> Any:
 
 def own_loop(rank: int, folder: Path) -> Any:
     """A loop of one's own, left after two steps and gone on with in another one."""
-    given = {"method": sf.methods.SAT(radius=0.1), "clip_norm": 0.3, "delta": 1e-3, "batch_size": 12}
+    given = {"method": sf.methods.SAT(radius=0.1), "delta": 1e-3, "batch_size": 12, "private": False}
     half = None
     for part in range(2):
         model = language(sharded=in_group())
@@ -309,9 +309,14 @@ def own_loop(rank: int, folder: Path) -> Any:
             load(model, folder / "half.pt")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
         private = sf.make_private(
-            model, loss, sentences(), optimizer=optimizer, noise_multiplier=0.0, private=False, epochs=2,
-            safeguards=sf.Safeguards(sampling=Draws(1, 4, 5, 9, 16)), **given,
-        )  # fmt: skip
+            model,
+            loss,
+            sentences(),
+            optimizer=optimizer,
+            epochs=2,
+            safeguards=sf.Safeguards(sampling=Draws(1, 4, 5, 9, 16)),
+            **given,
+        )
         if part:
             private.load_state_dict(torch.load(folder / "half.pt")["loop"], lost=0)
         for batch in private:

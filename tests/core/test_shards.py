@@ -68,9 +68,9 @@ def test_a_weight_is_fetched_when_it_is_met_and_again_on_the_way_back() -> None:
     weight, x = torch.randn(3, 2, dtype=torch.float64), torch.randn(4, 2, dtype=torch.float64)
     asked: list[int] = []
 
-    def fetch(number: int) -> Tensor:
-        asked.append(number)
-        return weight.clone()
+    def fetch(numbers: Any) -> list[Tensor]:
+        asked.extend(numbers)
+        return [weight.clone() for _ in numbers]
 
     away = Away([weight], fetch)
     x.requires_grad_()

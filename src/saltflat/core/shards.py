@@ -30,52 +30,65 @@ from saltflat.tree import Tree, as_part, has_shards, is_sharded, own_parts
 
 T = TypeVar("T")
 
-DONE, FAILED = -1, -2  # what a process says that wants no leaf
+NONE, FAILED = -1, -2  # what a process says that wants no more leaves, or that gives up
+SLOTS = 8  # leaves that a process can wish for in one round
+SMALL = 64  # a leaf of at most one part in so many of all is kept once it was fetched
 
 
 class Rounds:
     """The rounds in which processes fetch leaves for each other; each of them has the same list of leaves."""
 
-    def __init__(self, leaves: Sequence[Tensor]) -> None:
+    def __init__(self, leaves: Sequence[Tensor], group: Group) -> None:
         self._leaves = [leaf.detach() for leaf in leaves]
+        self._group = group
+        self._small = sum(leaf.numel() for leaf in leaves) // SMALL
+        self._kept: dict[int, Tensor] = {}  # biases, norms: much latency and little memory
         self._over = False
 
-    def fetch(self, number: int) -> Tensor:
-        """All of a leaf, and whatever the others want in the same round."""
+    def fetch(self, numbers: Sequence[int]) -> list[Tensor]:
+        """All of these leaves, and whatever the others want in the same rounds."""
+        found = {number: self._kept[number] for number in numbers if number in self._kept}
+        missing = [number for number in dict.fromkeys(numbers) if number not in found]
         with torch.no_grad(), torch._C.DisableTorchFunction():  # the model's own functions alone are followed
-            return self._round(number)[number]
+            for first in range(0, len(missing), SLOTS):
+                found |= self._round(missing[first : first + SLOTS])
+        small = {number: leaf for number, leaf in found.items() if leaf.numel() <= self._small}
+        self._kept |= small
+        return [found[number] for number in numbers]
 
     def finish(self) -> None:
         """Help the others until all are done."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             while not self._over:
-                self._round(DONE)
+                self._round([])
 
     def fail(self) -> None:
         """Tell the others, who would wait for ever, that this process gives up."""
         with torch.no_grad(), torch._C.DisableTorchFunction():
             if not self._over:
                 self._over = True
-                self._wishes(FAILED)
+                self._wishes([FAILED])
 
-    def _round(self, mine: int) -> dict[int, Tensor]:
+    def _round(self, mine: Sequence[int]) -> dict[int, Tensor]:
         wishes = self._wishes(mine)
         if FAILED in wishes:
             self._over = True
             raise ModelError("another process gave up in this step; what it said itself is the reason")
-        self._over = wishes == {DONE}
+        self._over = not wishes
         found: dict[int, Tensor] = {}
-        for number in sorted(wishes - {DONE}):
+        for number in sorted(wishes):  # in one order everywhere
             gathered = whole_of(self._leaves[number])
-            if number == mine:
+            if number in mine:
                 found[number] = gathered
         return found
 
-    @staticmethod
-    def _wishes(mine: int) -> set[int]:
-        said = [torch.empty(1, dtype=torch.int64) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(said, torch.tensor([mine]))
-        return {int(each) for each in said}
+    def _wishes(self, mine: Sequence[int]) -> set[int]:
+        """The leaves that anybody wants; all processes ask at the same time."""
+        if self._group.size == 1:
+            return set(mine)
+        said = [torch.empty(SLOTS, dtype=torch.int64) for _ in range(self._group.size)]
+        distributed.all_gather(said, torch.tensor([*mine, *[NONE] * (SLOTS - len(mine))]))
+        return set(torch.cat(said).tolist()) - {NONE}
 
 
 def whole_of(leaf: Any) -> Tensor:
@@ -86,7 +99,7 @@ def whole_of(leaf: Any) -> Tensor:
 @contextmanager
 def fetching(leaves: Sequence[Tensor]) -> Iterator[Away]:
     """Inside, any of these leaves can be had whole, in whatever order; it ends when all processes are done."""
-    rounds = Rounds(leaves)
+    rounds = Rounds(leaves, Group.here())
     try:
         yield Away(leaves, rounds.fetch)
     except BaseException:

@@ -10,7 +10,7 @@ these (a weight that is standardised, or cut up for several heads).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from saltflat.gradients.tape import Tape, tensors_in
 from saltflat.tree import cut
 
-Fetch = Callable[[int], Tensor]  # the number of a leaf -> all of it
+Fetch = Callable[[Sequence[int]], Sequence[Tensor]]  # numbers of leaves -> all of each
 _Met = dict[int, Tensor]  # by the address of the leaf that was met
 
 _SHAPES = {  # what may be asked of a weight without fetching it
@@ -51,12 +51,13 @@ class Away:
         with saved_tensors_hooks(self._noted, self._found), _Fetching(self, tape):
             yield
 
-    def whole(self, leaf: Tensor) -> Tensor:
-        """All of a leaf, as part of the graph if the leaf is."""
-        number = self._number[id(leaf)]
-        wanted = leaf.requires_grad and torch.is_grad_enabled()
-        made = _Fetched.apply(leaf, self._fetch, number) if wanted else self._fetch(number)
-        self._here[made.untyped_storage().data_ptr()] = (weakref.ref(made), number)
+    def wholes(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """All of these leaves; one that takes part in the graph does so whole."""
+        numbers, made = [self._number[id(leaf)] for leaf in leaves], []
+        for leaf, number, fetched in zip(leaves, numbers, self._fetch(numbers), strict=True):
+            wanted = leaf.requires_grad and torch.is_grad_enabled()
+            made.append(_Fetched.apply(leaf, fetched) if wanted else fetched)
+            self._here[made[-1].untyped_storage().data_ptr()] = (weakref.ref(made[-1]), number)
         return made
 
     def _noted(self, saved: Tensor) -> Any:
@@ -70,7 +71,8 @@ class Away:
     def _found(self, kept: Any) -> Tensor:
         if not isinstance(kept, _Note):
             return kept
-        return self._fetch(kept.number).as_strided(kept.shape, kept.stride, kept.offset)
+        (whole,) = self._fetch([kept.number])
+        return whole.as_strided(kept.shape, kept.stride, kept.offset)
 
 
 class _Note:
@@ -84,13 +86,13 @@ class _Fetched(torch.autograd.Function):
     """A sharded leaf -> all of it; of the gradient each process keeps its own part."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor, fetch: Fetch, number: int) -> Tensor:
+    def forward(ctx: Any, leaf: Tensor, fetched: Tensor) -> Tensor:
         ctx.like = leaf.detach()
-        return fetch(number)
+        return fetched.detach()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return cut(grad, ctx.like), None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return cut(grad, ctx.like), None
 
 
 class _Fetching(TorchFunctionMode):
@@ -108,7 +110,7 @@ class _Fetching(TorchFunctionMode):
         if func in _SHAPES:
             with torch._C.DisableTorchFunction():
                 return func(*args, **kwargs)
-        wholes = {name: self.away.whole(leaf) for name, leaf in met.items()}
+        wholes = dict(zip(met, self.away.wholes(list(met.values())), strict=True))
         args, kwargs = _put(args, wholes), _put(kwargs, wholes)
         return func(*args, **kwargs) if self.tape is None else self._on_tape(func, args, kwargs, met, wholes)
 
