@@ -102,6 +102,7 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "DP-SAT drift": {"method": sf.methods.SAT(radius=0.1, drift=2)},
     "Quantile": {"method": sf.methods.Quantile(sf.methods.DPSGD())},
+    "Gap": {"method": sf.methods.Gap(method=sf.methods.SAT(radius=0.1), radius=0.1, bound=1.0, share=0.1)},
     "by layer": {"method": sf.methods.DPSGD(), "clip_norm": PerLayer(0.3)},
     "automatic, AdamW": {
         "method": sf.methods.DPSGD(),
@@ -416,6 +417,7 @@ def refusals(rank: int, folder: Path) -> Any:
         "mixing": tried(small(Mixing), plan(**noisy)),
         "idle": tried(small(Idle), plan(**noisy)),
         "framed": tried(small(), plan(method=Framed(), noise=1.0)),
+        "another schedule": tried(small(), plan(**noisy, noise_schedule=lambda step: 1.0 + rank)),
         "one gave up": tried(small(), plan(**noisy), of=gives_up, sampling=Draws(2, BAD, 9, 21, 4)),
     }
 

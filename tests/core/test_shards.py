@@ -242,6 +242,7 @@ REFUSED = {
     "mixing": "0 charged: ModelError: one example's gradient changes when another",
     "idle": "0 charged: ModelError: parameter 'norm.weight' takes no part in the loss",
     "framed": "1 charged: SettingError: .*frame",
+    "another schedule": "1 charged: PrivacyError: process 1 would release with noise multiplier 2",
     "one gave up": "1 charged: ModelError: (another process gave up|this will not do)",
 }
 

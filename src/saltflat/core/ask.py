@@ -12,7 +12,7 @@ from torch import Tensor
 from saltflat.clipping import COUNT, LARGEST, SMALLEST, Chunk, Clip, Counted, as_clip
 from saltflat.core.group import ALONE, Group
 from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, noised
-from saltflat.core.shards import NO_FRAMES, released_in_parts
+from saltflat.core.shards import NO_FRAMES, check_same_release, released_in_parts
 from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.frames import Frame, Inside
@@ -327,11 +327,10 @@ class Ask:
 
     def _noised(self, bounded: Bounded, share: float) -> Tree:
         """The one place where a sum becomes a release: over all processes first, if there are several."""
-        made = lambda total: noised(
-            replace(bounded, total=total), self._multiplier(share), self._release.noise
-        )
-        group = self._release.group
+        group, multiplier = self._release.group, self._multiplier(share)
+        made = lambda total: noised(replace(bounded, total=total), multiplier, self._release.noise)
         if has_shards(bounded.total):  # these were summed where they were cut
+            check_same_release(multiplier, bounded.sensitivity, group)
             return released_in_parts(bounded.total, made, group)
         return group.released(bounded.total, made)
 

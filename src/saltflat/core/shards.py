@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -69,6 +69,10 @@ class Rounds:
                 self._over = True
                 self._wishes([FAILED])
 
+    def forget(self) -> None:
+        """Let go of what was kept: whoever is asked now, or later, is somebody else's."""
+        self._kept.clear()
+
     def _round(self, mine: Sequence[int]) -> dict[int, Tensor]:
         wishes = self._wishes(mine)
         if FAILED in wishes:
@@ -103,9 +107,13 @@ def fetching(leaves: Sequence[Tensor]) -> Iterator[Away]:
     try:
         yield Away(leaves, rounds.fetch)
     except BaseException:
-        rounds.fail()
+        with suppress(Exception):  # the network itself may be what failed
+            rounds.fail()
         raise
-    rounds.finish()
+    else:
+        rounds.finish()
+    finally:
+        rounds.forget()
 
 
 @contextmanager
@@ -219,6 +227,24 @@ def released_in_parts(total: Tree, release: Callable[[Tree], Tree], group: Group
         if group.size > 1:
             distributed.broadcast(rest[name], src=0)
     return {**{name: as_part(answer[name], leaf) for name, leaf in parts.items()}, **rest}
+
+
+def check_same_release(multiplier: float, sensitivity: float, group: Group) -> None:
+    """Refuse a release for which processes would take other noise, or another clip, than the first.
+
+    The plans were compared (`core.alike`); a schedule or a method is code, and could still ask who it is run by.
+    """
+    mine = (multiplier, sensitivity)
+    said = [mine] * group.size
+    if group.size > 1:
+        distributed.all_gather_object(said, mine)
+    for rank, theirs in enumerate(said):
+        if theirs != said[0]:
+            raise PrivacyError(
+                f"process {rank} would release with noise multiplier {theirs[0]:g} and sensitivity {theirs[1]:g}, and "
+                f"the first one with {said[0][0]:g} and {said[0][1]:g}: a schedule, a clipping rule or a method does "
+                "something else in each process; let them do the same"
+            )
 
 
 def agreed(value: T, params: Tree) -> T:
