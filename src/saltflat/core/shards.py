@@ -32,7 +32,8 @@ T = TypeVar("T")
 
 NONE, FAILED = -1, -2  # what a process says that wants no more leaves, or that gives up
 SLOTS = 8  # leaves that a process can wish for in one round
-SMALL = 64  # a leaf of at most one part in so many of all is kept once it was fetched
+# A leaf of at most one part in so many of all, and of at most so many numbers, is kept once fetched: a bias, a norm.
+SMALL, MOST_SMALL = 512, 1 << 16
 
 
 class Rounds:
@@ -41,8 +42,8 @@ class Rounds:
     def __init__(self, leaves: Sequence[Tensor], group: Group) -> None:
         self._leaves = [leaf.detach() for leaf in leaves]
         self._group = group
-        self._small = sum(leaf.numel() for leaf in leaves) // SMALL
-        self._kept: dict[int, Tensor] = {}  # biases, norms: much latency and little memory
+        self._small = min(MOST_SMALL, sum(leaf.numel() for leaf in leaves) // SMALL)
+        self._kept: dict[int, Tensor] = {}
         self._over = False
 
     def fetch(self, numbers: Sequence[int]) -> list[Tensor]:
