@@ -92,15 +92,17 @@ def test_noise_that_has_no_parts_is_refused(noise: Any) -> None:
 
 
 def test_noise_in_parts_differs_from_process_to_process_and_from_step_to_step() -> None:
-    like, seeded = {"w": torch.zeros(50)}, SeededNoise(3)
-    for source in (SecureNoise(), seeded):
+    """Every process has a source of its own, made alike."""
+    like = {"w": torch.zeros(50)}
+    for made in (SecureNoise, lambda: SeededNoise(3)):
+        sources = [made() for _ in range(2)]
         drawn = [
-            own_source(source, ranks_of(rank)).normal(like)["w"]  # type: ignore[arg-type]
-            for rank in (0, 1)
+            own_source(source, ranks_of(rank)).normal(like)["w"]
+            for rank, source in enumerate(sources)
             for _ in range(2)
         ]
         assert len({tuple(each.tolist()) for each in drawn}) == 4
-    assert not seeded.part(1).private
+    assert not SeededNoise(3).part(1).private
 
 
 def ranks_of(rank: int) -> Any:
