@@ -380,6 +380,9 @@ def refusals(rank: int, folder: Path) -> Any:
     partly, charged = Language(layers=1).double(), []
     for block in partly.blocks:
         fully_shard(block)
+    apart = Language(layers=1).double()
+    fully_shard(apart.words)
+    shard(apart)
     sgd = {"method": sf.methods.DPSGD()}
     noisy = {**sgd, "noise": 1.0}
     seeded = lambda: sf.privacy.SeededNoise(1)
@@ -412,6 +415,7 @@ def refusals(rank: int, folder: Path) -> Any:
         "another source": tried(small(), plan(**noisy), None if rank == 0 else seeded()),
         "another plan": tried(small(), plan(**{**noisy, "noise": 1.0 - 0.5 * rank})),
         "partly": tried(partly, plan(**noisy)),
+        "tied apart": tried(apart, plan(**noisy)),
         "narrow": tried(shard(Language(layers=1).bfloat16()), plan(**noisy)),
         "masked": tried(small(), plan(method=sf.methods.Masked(sf.methods.DPSGD()), noise=1.0)),
         "mixing": tried(small(Mixing), plan(**noisy)),

@@ -239,6 +239,7 @@ REFUSED = {
     "another source": "0 charged: PrivacyError: process 1 draws noise from another source .*not private",
     "another plan": "0 charged: PrivacyError: process 1 was given another plan .*noise_multiplier is 0.5",
     "partly": "0 charged: ModelError: parameter 'places' is not sharded",
+    "tied apart": "0 charged: ModelError: a parameter that two layers share .* was sharded twice",
     "narrow": "0 charged: ModelError: .*half precision",
     "masked": "0 charged: SettingError: Masked: .*frame",
     "mixing": "0 charged: ModelError: one example's gradient changes when another",

@@ -217,6 +217,16 @@ UNITS_APART = (
         ("core/alike.py", "        _check_same(plan, safeguards)\n", ""),
     ),
     mutant(
+        "schedules-that-differ",
+        "a schedule of noise that is another in each process is let pass",
+        SHARDS + "test_what_cannot_be_done_is_refused_in_all[another schedule]",
+        (
+            "core/ask.py",
+            "            check_same_release(multiplier, bounded.sensitivity, group)\n",
+            "",
+        ),
+    ),
+    mutant(
         "numbers-of-a-shard",
         "an inner product is that of the weights which this process holds",
         SHARDS + "test_numbers_of_a_tree_are_those_of_the_whole_tree",

@@ -29,8 +29,10 @@ def check_sharded(model: nn.Module, plan: Plan, contribution: object, safeguards
     if any(is_sharded(leaf) for leaf in (*model.parameters(), *model.buffers())):
         check_layout(model)
         _check_parts(plan, contribution)
-        own_source(safeguards.noise, Group.here())
         _check_same(plan, safeguards)
+        own_source(
+            safeguards.noise, Group.here()
+        )  # of one kind in all of them by now: refused by all or none
 
 
 def check_layout(model: nn.Module) -> None:
@@ -56,10 +58,35 @@ def check_layout(model: nn.Module) -> None:
                 f"parameter {name!r} lies on {leaf.device.type!r} and is computed with on {mesh.device_type!r} "
                 "(CPUOffloadPolicy), which is not supported: call fully_shard without an offload policy"
             )
+    _check_ties(model)
     if is_narrow(model):
         raise ModelError(
             "the model has sharded weights in half precision; keep them in float32, and private steps are taken in it"
         )
+
+
+def _check_ties(model: nn.Module) -> None:
+    """Refuse a parameter that two layers shared and that was sharded twice: from then on it is two.
+
+    PyTorch says so when the model runs by itself, which it does not do in a private step.
+    """
+    seen: set[object] = set()
+    for state in {id(each): each for each in map(_state_of, model.modules()) if each is not None}.values():
+        for group in getattr(state, "_fsdp_param_groups", ()):
+            for each in getattr(group, "fsdp_params", ()):
+                number = getattr(each, "_orig_param_uid", None)
+                if number is not None and number in seen:
+                    raise ModelError(
+                        "a parameter that two layers share (tied embeddings) was sharded twice, and would be trained "
+                        "as two: put both layers into one call, fully_shard([one, other]), or leave both to "
+                        "fully_shard(model)"
+                    )
+                seen.add(number)
+
+
+def _state_of(module: nn.Module) -> object | None:
+    found = getattr(module, "_get_fsdp_state", None)
+    return found() if callable(found) else None
 
 
 def _check_parts(plan: Plan, contribution: object) -> None:

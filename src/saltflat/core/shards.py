@@ -48,6 +48,10 @@ class Rounds:
 
     def fetch(self, numbers: Sequence[int]) -> list[Tensor]:
         """All of these leaves, and whatever the others want in the same rounds."""
+        if self._over:
+            raise ModelError(
+                "a sharded weight was asked for after its question was answered: nobody would answer"
+            )
         found = {number: self._kept[number] for number in numbers if number in self._kept}
         missing = [number for number in dict.fromkeys(numbers) if number not in found]
         with torch.no_grad(), torch._C.DisableTorchFunction():  # the model's own functions alone are followed
