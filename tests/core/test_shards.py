@@ -123,6 +123,7 @@ def test_every_method_is_what_it_is_with_whole_weights(tmp_path: Path) -> None:
     """With the noise off, on a transformer with tied embeddings: what is left is rounding."""
     first, second = ranks.started(sharded.every_method, tmp_path)
     alone = sharded.every_method(0, tmp_path)
+    assert not torch.allclose(flat(alone["DPLIS"]), flat(alone["DP-SGD"]), rtol=1e-3)  # there is jitter
     for name, tree in alone.items():
         assert tree.keys() == first[name].keys()
         assert torch.equal(flat(first[name]), flat(second[name])), name
