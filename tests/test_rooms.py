@@ -18,6 +18,8 @@ STEP = [
     "optimizers",
     "core.sampling",
     "core.mechanism",
+    "core.layers",
+    "core.spot",
     "core.check",
     "core.contribution",
     "core.ask",
@@ -117,7 +119,9 @@ ONLY = {
     "federated/flower": {
         "clipping",
         "core.check",
+        "core.layers",
         "core.sampling",
+        "core.spot",
         "core.train",
         "errors",
         "federated",

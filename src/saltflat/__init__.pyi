@@ -26,8 +26,6 @@ from . import warmup as warmup
 # Ask before anything is spent
 from .advice import doctor as doctor
 from .advice import suggest as suggest
-from .core.check import check_model as check_model
-from .core.check import without_batchnorm as without_batchnorm
 
 # Say whose privacy is kept
 from .core.contribution import each_view as each_view
@@ -38,6 +36,8 @@ from .core.contribution import supervised as supervised
 # Say what is run, and what it may cost
 from .core.draw import Poisson as Poisson
 from .core.draw import WithoutReplacement as WithoutReplacement
+from .core.layers import check_model as check_model
+from .core.layers import without_batchnorm as without_batchnorm
 from .core.plan import Phase as Phase
 from .core.plan import Plan as Plan
 from .core.plan import calibrate as calibrate

@@ -9,6 +9,8 @@ import math
 import numbers
 from typing import TypeGuard
 
+from saltflat.errors import SettingError
+
 
 def is_number(value: object, low: float = -math.inf, high: float = math.inf) -> TypeGuard[float]:
     """A finite number from ``low`` to ``high``; neither NaN, nor a truth value, nor a text, nor a tensor.
@@ -44,6 +46,22 @@ def is_positive(value: object) -> TypeGuard[float]:
     (True, False, False)
     """
     return is_number(value, 0) and value > 0
+
+
+def check_descent(epochs: object, batch_size: object, lr: object, momentum: object) -> None:
+    """Refuse what is no setting of plain training in minibatches, with a word on what would be.
+
+    >>> check_descent(20, 32, 0.05, 1.0)
+    Traceback (most recent call last):
+    saltflat.errors.SettingError: momentum must lie in [0, 1); got 1.0
+    """
+    for name, value in (("epochs", epochs), ("batch_size", batch_size)):
+        if not is_whole(value, 1, 10**9):
+            raise SettingError(f"{name} is a whole number of 1 or more; got {value!r}")
+    if not is_positive(lr):
+        raise SettingError(f"lr must be above 0, and finite; got {lr!r}")
+    if not is_fraction(momentum):
+        raise SettingError(f"momentum must lie in [0, 1); got {momentum!r}")
 
 
 def _is_real(value: object) -> TypeGuard[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -25,9 +27,22 @@ SHORT = ["--epochs", "4", "--batch-size", "400", "--threads", "1"]  # 14 steps
 STEPS = 14
 
 
-def saltflat(*words: str, **settings: object) -> subprocess.CompletedProcess:
+def started(*words: str, **settings: object) -> subprocess.CompletedProcess:
+    """The command in a process of its own, as a shell starts it."""
     command = [sys.executable, "-m", "saltflat", *words]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **settings)
+
+
+def saltflat(*words: str) -> subprocess.CompletedProcess:
+    """The same in this process, which has imported torch already."""
+    out, err, before = io.StringIO(), io.StringIO(), sys.argv
+    sys.argv = ["saltflat", *words]
+    try:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as left:
+            saltflat_cli.main()
+    finally:
+        sys.argv = before
+    return subprocess.CompletedProcess(words, int(left.value.code or 0), out.getvalue(), err.getvalue())
 
 
 def metrics(folder: Path) -> list[dict]:
@@ -37,7 +52,7 @@ def metrics(folder: Path) -> list[dict]:
 def test_a_run_keeps_everything(tmp_path: Path) -> None:
     out = tmp_path / "one"
     assert saltflat("train", "--out", str(out), "--model", "tutorial_cnn", *SHORT).returncode == 2
-    done = saltflat("train", "--out", str(out), "--method", "dp-sgd", *SHORT)  # the corrected command
+    done = started("train", "--out", str(out), "--method", "dp-sgd", *SHORT)  # the corrected command
     assert done.returncode == 0, done.stderr
     for words in ("differentially private for each example", "add or remove", "Poisson", "test accuracy"):
         assert words in done.stdout
@@ -60,10 +75,9 @@ def test_a_run_keeps_everything(tmp_path: Path) -> None:
     assert again.stderr.count("\n") == 1
 
 
-def test_a_dry_run_touches_nothing(tmp_path: Path) -> None:
-    done = saltflat(
-        "train", "fashion-mnist-sai-eps3", "--dry-run", "--out", str(tmp_path / "x"), cwd=tmp_path
-    )
+def test_a_dry_run_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = saltflat("train", "fashion-mnist-sai-eps3", "--dry-run", "--out", str(tmp_path / "x"))
     assert done.returncode == 0, done.stderr
     assert "SAT, then DPSGD on fashion-mnist with tanh_cnn_mnist" in done.stdout
     assert "phase 0: 450 steps of SAT(radius=0.03" in done.stdout
@@ -104,7 +118,7 @@ def test_a_stopped_run_ends_at_the_same_step_within_epsilon(
     assert not (out / "model.safetensors").exists()
     if method == "sai":
         shutil.copy(tmp_path / "old.toml", out / "recipe.toml")  # as a folder of version 1 has it
-    done = saltflat("train", "--resume", "--out", str(out), "--threads", "1")
+    done = started("train", "--resume", "--out", str(out), "--threads", "1")
     assert done.returncode == 0, done.stderr
     assert metrics(out)[-1]["step"] == 43
     spent = read(out / "ledger.jsonl")
@@ -223,9 +237,10 @@ def test_a_recipe_with_given_noise_is_trained(tmp_path: Path) -> None:
     assert history.budget is None
 
 
-def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.toml").write_text(documents.text_of("digits").replace("radius", "raduis"))
-    done = saltflat("train", "mine.toml", "--dry-run", cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = saltflat("train", "mine.toml", "--dry-run")
     assert done.returncode == 2
     assert done.stderr == (
         "saltflat: mine.toml, line 11: phase.0.method.SAT.raduis: SAT has no such setting; did you mean radius?\n"
@@ -234,7 +249,7 @@ def test_a_mistake_in_a_file_is_told_with_its_line(tmp_path: Path) -> None:
 
 def test_help_shows_the_common_settings_and_starts_without_torch() -> None:
     env = {**os.environ, "COLUMNS": "200", "TERM": "dumb"}
-    done = saltflat("train", "--help", env=env)
+    done = started("train", "--help", env=env)
     for word in (
         "--epsilon",
         "--batch-size",
@@ -278,7 +293,7 @@ def test_without_tensorboard_the_flag_says_what_to_install(tmp_path: Path) -> No
     hidden.mkdir(parents=True)
     (hidden / "__init__.py").write_text("raise ImportError")
     path = os.pathsep.join([str(hidden.parent), os.environ.get("PYTHONPATH", "")])
-    done = saltflat(
+    done = started(
         "train", "--out", str(tmp_path / "x"), "--tensorboard", env={**os.environ, "PYTHONPATH": path}
     )
     assert done.returncode == 2

@@ -14,8 +14,9 @@ from steps import CRITERION, beside, examples, network, phase, plan, point_of
 from torch import Tensor, nn
 
 from saltflat import check_model, make_private, per_example, supervised, train, without_batchnorm
-from saltflat.core import check
+from saltflat.core import layers
 from saltflat.core.check import check_step
+from saltflat.core.spot import check_answer
 from saltflat.data import TensorUnits
 from saltflat.errors import ModelError
 from saltflat.optimizers import SGD, Torch
@@ -50,7 +51,7 @@ def with_fixed_norm(*, trained: bool) -> nn.Module:
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_fixed_statistics_are_an_affine_map(trained: bool, caplog: pytest.LogCaptureFixture) -> None:
-    check._fixed.clear()
+    layers._fixed.clear()
     model = with_fixed_norm(trained=trained)
     model.train()
     model[1].eval()
@@ -326,7 +327,7 @@ def test_others_are_bit_identical_when_one_changes() -> None:
 
 def test_mutant_affine_free_batchnorm_allowed_is_still_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the name check to let BatchNorm(affine=False) through, its behaviour would give it away."""
-    monkeypatch.setattr(check, "_BatchNorm", type(None))
+    monkeypatch.setattr(layers, "_BatchNorm", type(None))
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, affine=False)).double()
     check_model(model)
     with pytest.raises(ModelError):
@@ -435,4 +436,4 @@ def test_a_parameter_left_out_of_the_answer_is_refused() -> None:
     point = point_of(network())
     short = {name: leaf for name, leaf in point.items() if name != "0.bias"}
     with pytest.raises(ModelError, match=r"parameter '0\.bias' was left out"):
-        check.check_answer(short, point)
+        check_answer(short, point)

@@ -22,10 +22,10 @@ from torch import nn
 import saltflat as sf
 from saltflat import audit
 from saltflat.core.ask import Ask
-from saltflat.core.check import Trial
 from saltflat.core.contribution import Private, Without, chunks_of
 from saltflat.core.mechanism import Bounded, clipped_sum
 from saltflat.core.sampling import OnDevice
+from saltflat.core.spot import Trial
 from saltflat.core.step import start
 from saltflat.core.train import Progress, Spent
 from saltflat.data import csv_table
@@ -198,7 +198,7 @@ def test_units_that_fail_are_left_out_where_the_model_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A label out of range is no reason to end a run, nor to be named, in whatever batch the look falls on it."""
-    from saltflat.core.check import LookAgain
+    from saltflat.core.spot import LookAgain
 
     compared: list[int] = []
     real = LookAgain._compare

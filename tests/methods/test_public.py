@@ -13,12 +13,16 @@ import torch
 from reference import FixedNoise, Tree, clipped_loop, flat, gradient_loop, trained
 from steps import CRITERION, beside, examples, network, phase, plan
 from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from saltflat import Public, fit, make_private, per_example, supervised, train
 from saltflat.core.ask import Ask, Release
 from saltflat.core.contribution import Private, chunks_of
+from saltflat.core.public import check_apart
+from saltflat.core.sampling import DatasetUnits
 from saltflat.data import TensorUnits
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
+from saltflat.federated.clients import Clients
 from saltflat.methods import DOPE, DPLIS, DPSGD, AdaDPS, Mirror, WeightMultiplicity
 from saltflat.methods.draws import public_draws
 from saltflat.optimizers import SGD, MirrorDescent
@@ -256,6 +260,33 @@ class TestMirrorDescent:
             MirrorDescent(public=public(), lr=0.1).init(WEIGHTS)
 
 
+class Rows(Dataset):
+    """A dataset of one's own around an array."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, place: int) -> Any:
+        return torch.from_numpy(self.array[place])
+
+
+class Held:
+    """Units of one's own, by other names."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.features, self.count = x, len(x)
+
+    def take(self, which: Any) -> Any:
+        return (self.features[torch.as_tensor(which)],)
+
+
+def from_array(array: Any) -> TensorUnits:
+    return TensorUnits((torch.from_numpy(array),))
+
+
 class TestPublic:
     def test_the_gradient_is_the_mean_over_what_is_drawn(self) -> None:
         found = public().gradient(WEIGHTS, batch=300, source=public_draws(1, 2))  # more than fit one chunk
@@ -288,6 +319,40 @@ class TestPublic:
         with pytest.raises(PrivacyError, match="keep the two apart"):
             train(run, own, TensorUnits((x, y)))
         train(run, own, TensorUnits((x[6:], y[6:])))  # the others are private ones
+
+    @pytest.mark.parametrize(
+        "way", ["numpy", "every second", "joined", "own dataset", "own units", "a list", "clients"]
+    )
+    def test_nor_are_they_by_another_way_to_the_same_memory(self, way: str) -> None:
+        """Arrays that share memory and no torch storage, every second row, and holders that nobody here knows."""
+        x, y = examples(100)
+        array, pairs = x.numpy(), list(zip(x, y, strict=True))
+        private, known = {
+            "numpy": (from_array(array[:40]), from_array(array[30:])),
+            "every second": (TensorUnits((x[::2],)), TensorUnits((x[-6:],))),
+            "joined": (
+                DatasetUnits.of(ConcatDataset([TensorDataset(x, y)])),
+                DatasetUnits.of(TensorDataset(x, y)),
+            ),
+            "own dataset": (DatasetUnits.of(Rows(array)), DatasetUnits.of(Rows(array[:6]))),
+            "own units": (Held(x), TensorUnits((x[:6],))),
+            "a list": (DatasetUnits.of(pairs), DatasetUnits.of(pairs)),
+            "clients": (
+                Clients(TensorUnits((x, y)), np.arange(100).reshape(20, 5)),
+                TensorUnits((x[:6], y[:6])),
+            ),
+        }[way]
+        with pytest.raises(PrivacyError, match="keep the two apart"):
+            check_apart([public(known)], private)
+
+    def test_what_both_may_hold(self) -> None:
+        """The other rows of one tensor, a mean over colours, and the names of the classes."""
+        x, mean, names = examples(400)[0], torch.zeros(3), [f"class {k}" for k in range(100)]
+        one, other = Rows(x.numpy()[:200]), Rows(x.numpy()[200:].copy())
+        for each in (one, other):
+            each.mean, each.names = mean, names
+        check_apart([public(DatasetUnits.of(other))], DatasetUnits.of(one))
+        check_apart([public(Held(x[200:]))], Held(x[:200]))
 
     @pytest.mark.parametrize("where", ["method", "inside", "optimizer"])
     def test_the_statement_names_them(self, where: str) -> None:

@@ -63,7 +63,8 @@ WIDTH = "gradients/test_width.py::"
 SHARDS = "core/test_shards.py::"
 HOSTILE = "adversary/test_hostile.py::"
 STEP = "core/test_private_step.py::"
-CHECK, CONTRIBUTION, ASK = "core/check.py", "core/contribution.py", "core/ask.py"
+LAYERS, SPOT, CHECK = "core/layers.py", "core/spot.py", "core/check.py"
+CONTRIBUTION, ASK = "core/contribution.py", "core/ask.py"
 MECHANISM, PLAN, TRAIN = "core/mechanism.py", "core/plan.py", "core/train.py"
 LEDGER, HISTORY, FORMAT = (f"privacy/record/{name}.py" for name in ("ledger", "history", "format"))
 PARTS, TAPE = "gradients/parts.py", "gradients/tape.py"
@@ -117,14 +118,14 @@ UNITS_APART = (
         "one-unit-speaks-for-all",
         "the spot check compares one drawn unit, where a model mixes into one of many",
         HOSTILE + "test_a_model_that_mixes_where_nobody_was_expected_to_look[Unequal]",
-        (CHECK, "        _check_part(trial)\n", ""),
+        (SPOT, "        _check_part(trial)\n", ""),
         hole=4,
     ),
     mutant(
         "rows-left-in-a-model",
         "what forward keeps of private rows stays in the model",
         HOSTILE + "test_rows_that_forward_leaves_in_a_model_are_taken_out[fit]",
-        (CHECK, "            self.held.clear(self.contribution.model)\n", "            pass\n"),
+        (SPOT, "            self.held.clear(self.contribution.model)\n", "            pass\n"),
         hole=4,
     ),
     mutant(
@@ -240,7 +241,7 @@ UNITS_APART = (
         "no-second-look",
         "the spot check compares nothing",
         HOSTILE + "test_mixing_in_large_batches_only_is_found_as_training_goes_on",
-        (CHECK, "            self._compare(params, batch)\n", ""),
+        (SPOT, "            self._compare(params, batch)\n", ""),
         hole=4,
     ),
     mutant(
@@ -268,14 +269,18 @@ UNITS_APART = (
         "tensors-on-the-side",
         "only buffers and parameters are compared, not what a module holds besides",
         HOSTILE + "test_a_tensor_on_the_side",
-        (CHECK, "for k, leaf in held_by(module) if", "for k, leaf in () if"),
+        (SPOT, "for k, leaf in held_by(module) if", "for k, leaf in () if"),
         hole=4,
     ),
     mutant(
         "batchnorm-let-through",
         "BatchNorm without learned scales is let through",
         "core/test_check.py::test_every_batchnorm_is_refused[no affine]",
-        (CHECK, "if isinstance(module, _BatchNorm):", "if isinstance(module, _BatchNorm) and module.affine:"),
+        (
+            LAYERS,
+            "if isinstance(module, _BatchNorm):",
+            "if isinstance(module, _BatchNorm) and module.affine:",
+        ),
     ),
     mutant(
         "masks-from-a-known-seed",
@@ -314,6 +319,22 @@ UNITS_APART = (
         "the units that are trained on may be handed in as public examples",
         "methods/test_public.py::TestPublic::test_the_units_of_the_run_are_not_public",
         (TRAIN, "    check_apart(plan.public, units)\n", ""),
+    ),
+    mutant(
+        "private-rows-in-public-memory",
+        "rows that are trained on may be handed in as public examples by an array over the same memory",
+        "methods/test_public.py::TestPublic::test_nor_are_they_by_another_way_to_the_same_memory[numpy]",
+        ("core/public.py", "return place == there and low < high and start < end", "return one is other"),
+    ),
+    mutant(
+        "private-rows-in-public-holders",
+        "rows that are trained on may be handed in as public examples by a holder with names of its own",
+        "methods/test_public.py::TestPublic::test_nor_are_they_by_another_way_to_the_same_memory[clients]",
+        (
+            "core/public.py",
+            'inside: Iterable[object] = getattr(holder, "__dict__", {}).values()',
+            "inside: Iterable[object] = ()",
+        ),
     ),
     mutant(
         "features-over-the-batch",

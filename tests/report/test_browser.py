@@ -277,6 +277,8 @@ def test_five_questions_are_answered_on_the_first_screen(
     )
     assert [question for question, *_ in found] == list(QUESTIONS)
     assert max(bottom for *_, bottom in found) <= height
+    wrapped = "return [...document.querySelectorAll('.card dt')].filter(d => d.getClientRects()[0].height > 24).length"
+    assert browser.execute_script(wrapped) == 0
     answers = {question: answer for question, answer, _ in found}
     assert "91.7 %" in answers["Better"]
     assert "p = " in answers["How sure"]

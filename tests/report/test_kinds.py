@@ -116,6 +116,13 @@ def test_rounds_of_clients(tmp_path: Path) -> None:
     assert 'id="clients"' in text
     assert "200 clients are declared" in text
     assert "Without noise" not in text
+    other = write_run(tmp_path / "two", method="dp-sgd")
+    (other / "recipe.toml").write_text(
+        (other / "recipe.toml").read_text() + '\n[clients]\ncount = 200\nsplit = "IID"\n'
+    )
+    both = shown(run, other)
+    assert "Rounds of one, two: " in both
+    assert both.count("clients are declared") == 1
     with (run / "metrics.jsonl").open("a") as file:
         for step in (41, 42):
             told = {**reading(step), "update_norm": 1.5, "clip_factor": 0.6, "inconsistency": 0.1}
@@ -152,7 +159,12 @@ def test_phases_are_labelled(tmp_path: Path) -> None:
     )
     lines = [json.dumps({**reading(step), "phase": int(step > 20)}) for step in range(4, 41, 4)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert "phase 2: SAT → DPSGD" in shown(run)
+    text = shown(run)
+    assert "phase 2: SAT → DPSGD" in text
+    chart = text[text.index('data-key="accuracy-training"') :]
+    chart = chart[: chart.index("</svg>")]
+    assert chart.index("phase 2") > chart.rindex('class="line"')  # over the lines, and with a halo
+    assert 'class="small halo"' in chart
 
 
 def test_breaks_of_a_histogram_are_marked(tmp_path: Path) -> None:

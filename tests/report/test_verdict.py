@@ -99,7 +99,7 @@ def test_many_comparisons_cost_something(tmp_path: Path) -> None:
     assert only(best, rest[0]).better.startswith("best: ")
     found = only(best, *rest)
     assert "not shown to be better than one, two" in found.better
-    assert "times 2 comparisons" in found.sure
+    assert "for 2 comparisons at once" in found.sure
 
 
 def test_what_cannot_be_said_is_not(tmp_path: Path) -> None:
@@ -128,8 +128,33 @@ def test_other_epsilons_do_not_compare(tmp_path: Path) -> None:
     with Ledger.open(two / "ledger.jsonl", dataset="digits") as book:
         book.run("again").charge(RATE, 2.0, steps=3)
     found = only(one, two)
-    assert "Accuracies at other epsilons do not compare." in found.each
+    assert (
+        " at delta 10⁻⁵; unit: one example, add or remove one unit. Accuracies at other epsilons do"
+        in found.each
+    )
     assert found.lead.startswith("epsilons differ")
+
+
+def test_epsilons_that_differ_by_rounding_compare(tmp_path: Path) -> None:
+    """Three runs at 2.998, 2.998 and 2.997 were told not to compare."""
+    one, two = write_run(tmp_path / "one"), write_run(tmp_path / "two", method="dp-sgd")
+    with Ledger.open(two / "ledger.jsonl", dataset="digits") as book:
+        book.run("again").charge(RATE, 24.0, steps=4)
+    found = only(one, two)
+    assert "less than 1 % apart; unit: one example" in found.each
+    assert "do not compare" not in found.each
+    assert found.lead.startswith("epsilons within 1 %")
+
+
+def test_the_losses_beside_flatness_are_of_those_it_names(tmp_path: Path) -> None:
+    runs = [
+        judged(tmp_path / name, bits(0.9), sharp=sharp) for name, sharp in (("b", 1), ("a", 0.4), ("c", 3))
+    ]
+    for run, method in zip(runs, ("dp-sgd", "dp-sat", "far"), strict=True):
+        (run / "recipe.toml").write_text(
+            (write_run(tmp_path / method, method=method) / "recipe.toml").read_text()
+        )
+    assert only(*runs).flatter.endswith("lowest and highest of 3. Loss: a 0.3, c 0.3.")
 
 
 def test_measures_of_other_examples_do_not_compare(tmp_path: Path) -> None:

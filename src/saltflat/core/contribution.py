@@ -19,8 +19,9 @@ from torch.func import functional_call
 
 from saltflat.clipping import Chunk
 from saltflat.core.chance import Draws, secret, still, still_by_place
-from saltflat.core.check import Spot, Take, check_model, check_step, check_views, check_whole, held_by
+from saltflat.core.check import Take, check_step, check_views
 from saltflat.core.group import ALONE, Group
+from saltflat.core.layers import check_model, check_whole
 from saltflat.core.memory import keep_freed_memory
 from saltflat.core.reading import check_read
 from saltflat.core.sampling import (
@@ -37,6 +38,7 @@ from saltflat.core.sampling import (
     rows_in,
 )
 from saltflat.core.shards import Dealt, by_hand, fetching, sharded_leaves
+from saltflat.core.spot import Spot, held_by
 from saltflat.errors import ModelError, SettingError
 from saltflat.gradients.away import Away
 from saltflat.gradients.chunk import Kept, Use, checked_losses, kept

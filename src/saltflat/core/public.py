@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from saltflat.core.contribution import PerExample
-from saltflat.core.sampling import Indices, Units, leaves, physical
+from saltflat.core.sampling import Indices, Units, physical
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.settings import is_whole
 from saltflat.tree import Tree, add, map_tree, mul, zeros_like
 
 CHUNK = 256  # examples in memory at once, where all are asked about
+DEEP, MANY = 6, 64  # how far what holds units is looked into, and lists that are no list of examples
 
 
 @dataclass(frozen=True)
@@ -139,23 +140,61 @@ def check_apart(used: Sequence[object], units: Units) -> None:
             )
 
 
-def _held_by(units: object) -> Iterator[object]:
-    """The units, what they are made from, and the tensors that hold them."""
-    yield units
-    for name in ("units", "dataset"):
-        if getattr(units, name, None) is not None:
-            yield from _held_by(getattr(units, name))
-    for name in ("tensors", "inputs"):
-        held = getattr(units, name, None)
-        yield from leaves(held) if isinstance(held, Tensor | tuple | list | dict) else ()
+def _held_by(holder: object, rows: int = 2, deep: int = DEEP) -> Iterator[object]:
+    """The units, whatever they are made from, and every array that may hold their rows, by whatever name.
+
+    An array is one of rows if it has at least as many as its holder has units: a mean over colours is nobody's row.
+    """
+    if isinstance(holder, Tensor | np.ndarray):
+        yield from [holder] if holder.ndim and len(holder) >= rows else []
+        return
+    if not deep or holder is None or isinstance(holder, type | str | bytes | nn.Module):
+        return
+    count = _count(holder)
+    if count is not None and (
+        count >= rows or not isinstance(holder, list)
+    ):  # names of classes are a list too
+        rows = max(2, count)
+        yield holder
+    inside: Iterable[object] = getattr(holder, "__dict__", {}).values()
+    if isinstance(holder, dict | list | tuple):
+        inside = () if len(holder) > MANY else holder.values() if isinstance(holder, dict) else holder
+    for each in list(inside):
+        yield from _held_by(each, rows, deep - 1)
+
+
+def _count(holder: object) -> int | None:
+    """How many units or items there are in it; None of what is no collection of them: a few of them side by side."""
+    if callable(getattr(holder, "take", None)) and is_whole(getattr(holder, "count", None)):
+        return int(getattr(holder, "count", 0))
+    if isinstance(holder, dict | tuple) or (isinstance(holder, list) and len(holder) <= MANY):
+        return None
+    try:
+        return len(holder) if hasattr(holder, "__getitem__") else None  # type: ignore[arg-type]
+    except Exception:  # a length that is not known
+        return None
 
 
 def _shared(one: object, other: object) -> bool:
-    """Whether two are the same object, or tensors of which some bytes are the same."""
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return one is other and one is not None
-    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-        return False
-    spans = [(t.data_ptr(), t.data_ptr() + t.nelement() * t.element_size()) for t in (one, other)]
-    (low, end), (start, high) = spans
-    return low < high and start < end
+    """Whether two are the same object, or arrays of which some bytes may be the same."""
+    spans = [_span(each) for each in (one, other)]
+    if spans[0] is None or spans[1] is None:
+        return one is other
+    (place, low, end), (there, start, high) = spans
+    return place == there and low < high and start < end
+
+
+def _span(held: object) -> tuple[str, int, int] | None:
+    """Where an array's first byte lies, and where its last one ends; None of what is no array in plain memory."""
+    if isinstance(held, np.ndarray):
+        where, steps, width = "cpu", held.strides, held.itemsize
+        first = int(held.__array_interface__["data"][0])
+    elif isinstance(held, Tensor) and held.layout == torch.strided:
+        width = held.element_size()
+        where, steps, first = str(held.device), tuple(width * step for step in held.stride()), held.data_ptr()
+    else:
+        return None
+    ways = [(size - 1) * step for size, step in zip(held.shape, steps, strict=True)]
+    if min(held.shape, default=1) == 0:
+        return where, first, first
+    return where, first + sum(min(0, way) for way in ways), first + sum(max(0, way) for way in ways) + width

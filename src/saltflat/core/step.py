@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from saltflat.core.ask import Ask, Release
-from saltflat.core.check import Spot, check_answer, check_moved
 from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.group import Group
 from saltflat.core.mechanism import Noise
@@ -22,6 +21,7 @@ from saltflat.core.plan import Phase, Plan
 from saltflat.core.reading import check_read
 from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick
 from saltflat.core.shards import own_source
+from saltflat.core.spot import Spot, check_answer, check_moved
 from saltflat.errors import ModelError, PrivacyError, SaltflatError, SettingError
 from saltflat.gradients.width import full_float32
 from saltflat.privacy.noise import SecureNoise, SecureSampling

@@ -53,65 +53,54 @@ def compute(
 ) -> Tensor:
     """The features of images (n, channels, height, width), float32; see `featured`."""
     shape = shape_after(stages, tuple(images.shape[1:]))
-    folder = cache or os.environ.get(CACHE)
-    if not folder or not len(images):
+    kept = _place(cache, images, _way(stages))
+    if kept is None:
         return mapped(_module(stages, images), images, torch.empty(len(images), *shape), watch)
-    kept = Path(folder).expanduser() / f"features-{fingerprint(images, stages)}.npy"
     if not kept.is_file():
         _keep(kept, images, stages, watch)
-    found = _read(kept)
-    if found.shape != (len(images), *shape):
-        raise _other(kept)
-    return torch.from_numpy(found)
+    return _read(kept, len(images), *shape)
 
 
 def kept_or_made(
     inputs: Tensor,
-    way: str,
+    way: str | None,
     make: Callable[[Callable[[int], None] | None], Tensor],
     cache: str | Path | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """What ``make`` gives for all inputs, in float32; kept, and read, under a hash of them and of the ``way``."""
-    folder = cache or os.environ.get(CACHE)
-    if not folder or not len(inputs):
+    """What ``make`` gives for all inputs, in float32; kept, and read, under a hash of them and of the ``way``.
+
+    A ``way`` of None is one that no hash knows: its features are never kept.
+    """
+    kept = None if way is None else _place(cache, inputs, way)
+    if kept is None:
         return make(watch)
-    kept = Path(folder).expanduser() / f"features-{_hash(way, inputs)}.npy"
-    if not kept.is_file():
-        found = make(watch)
-        _written(kept, lambda place: np.save(place, found.numpy()))
-        return found
-    there = _read(kept)
-    if len(there) != len(inputs):
-        raise _other(kept)
-    return torch.from_numpy(there)
-
-
-def made(
-    inputs: Tensor,
-    way: str,
-    make: Callable[[Callable[[int], None] | None], Tensor],
-    cache: str | Path | None = None,
-    watch: Callable[[int], None] | None = None,
-) -> Tensor:
-    """As `kept_or_made`, for a way that has no hash: never kept."""
-    return make(watch)
-
-
-def _read(kept: Path) -> np.ndarray:
-    found = np.load(kept, mmap_mode="c", allow_pickle=False)
-    if found.dtype != np.float32:
-        raise _other(kept)
+    if kept.is_file():
+        return _read(kept, len(inputs))
+    found = make(watch)
+    _written(kept, lambda place: np.save(place, found.numpy()))
     return found
 
 
-def _other(kept: Path) -> DataError:
-    return DataError(f"{kept} does not hold these features; delete it, and they are computed anew")
+def _place(cache: str | Path | None, inputs: Tensor, way: str) -> Path | None:
+    """Where features of these inputs are kept; None where nobody asked for it."""
+    folder = cache or os.environ.get(CACHE)
+    if not folder or not len(inputs):
+        return None
+    return Path(folder).expanduser() / f"features-{_hash(way, inputs)}.npy"
 
 
-def fingerprint(images: Tensor, stages: Sequence[Stage]) -> str:
-    """A hash of how features are made and of what they are made from."""
-    return _hash(" ".join([described(stages), *_files(stages)]), images)
+def _read(kept: Path, *shape: int) -> Tensor:
+    """What is kept there, whose shape begins like this."""
+    found = np.load(kept, mmap_mode="c", allow_pickle=False)
+    if found.dtype != np.float32 or found.shape[: len(shape)] != shape:
+        raise DataError(f"{kept} does not hold these features; delete it, and they are computed anew")
+    return torch.from_numpy(found)
+
+
+def _way(stages: Sequence[Stage]) -> str:
+    """How features are made, in words that change when anything about it does."""
+    return " ".join([described(stages), *_files(stages)])
 
 
 def _hash(way: str, inputs: Tensor) -> str:
@@ -171,8 +160,8 @@ def _begun(folder: Path, images: Tensor, stages: Sequence[Stage]) -> tuple[Tenso
     """What to go on from, and by what: the most stages whose features are kept already, so that later ones may vary."""
     module = _module(stages, images)
     for done in range(len(stages) - 1, 0, -1):
-        file = folder / f"features-{fingerprint(images, stages[:done])}.npy"
-        if file.is_file():
+        file = _place(folder, images, _way(stages[:done]))
+        if file is not None and file.is_file():
             return compute(images, stages[:done], cache=folder), module[done:]
     return images, module
 

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from saltflat.data.examples import IMAGENET, Examples, Scale, Split
 from saltflat.errors import ModelError, SettingError
-from saltflat.features.computed import Watch, kept_or_made, made
+from saltflat.features.computed import Watch, kept_or_made
 from saltflat.features.stages import AT_ONCE, Seen, Shape, check_image
 from saltflat.settings import is_whole
 
@@ -58,10 +58,10 @@ def transferred(
     made_up = 2 * torch.rand(4, *split.shape) - 1
     check_apart(fixed, torch.randint(max(1, split.words), (4, *split.shape)) if split.words else made_up)
     total, done, own = sum(part.count for part in parts.values()), 0, digest(fixed)
-    keep = kept_or_made if pick is None else made
     for key, part in parts.items():
         told = None if watch is None else partial(_told, watch, done, total)
-        found = keep(part.inputs, f"{own} {part.scale}", partial(_through, fixed, part), cache, told)
+        way = f"{own} {part.scale}" if pick is None else None
+        found = kept_or_made(part.inputs, way, partial(_through, fixed, part), cache, told)
         parts[key] = Examples(found, part.targets, features=declared(name))
         done += part.count
     if digest(fixed) != own:

@@ -18,8 +18,10 @@ from torch.nn.parameter import UninitializedParameter
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.chance import seeded
-from saltflat.core.check import Held, Take, check_connected, check_whole, modes_of, of_other_sizes
+from saltflat.core.check import Take, check_connected, of_other_sizes
+from saltflat.core.layers import check_whole
 from saltflat.core.sampling import Batch, mapped, pick, rows_in
+from saltflat.core.spot import Held, modes_of
 from saltflat.errors import ModelError
 from saltflat.federated.clients import Client
 from saltflat.federated.together import Trainer, apart, briefly, kind_of, made_up_clients

@@ -12,9 +12,11 @@ from torch.func import functional_call
 from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.chance import secret
-from saltflat.core.check import Spot, Take, check_whole, modes_of
+from saltflat.core.check import Take
 from saltflat.core.contribution import Loss
+from saltflat.core.layers import check_whole
 from saltflat.core.sampling import rows_in
+from saltflat.core.spot import Spot, modes_of
 from saltflat.errors import SettingError
 from saltflat.federated.check import check_clients, usual_rows
 from saltflat.federated.clients import Client

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from saltflat import tree
-from saltflat.core.check import modes_of
 from saltflat.core.sampling import mapped
+from saltflat.core.spot import modes_of
 from saltflat.errors import ModelError, SettingError
 from saltflat.federated.clients import Client
 from saltflat.federated.local import Training

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from saltflat.clipping import Clip, as_clip
-from saltflat.core.check import check_model
 from saltflat.core.contribution import Loss, PerExample, per_example, supervised
+from saltflat.core.layers import check_model
 from saltflat.core.plan import LARGEST_SIZE, Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards

@@ -16,7 +16,6 @@ from torch import nn
 from saltflat.clipping import Clip
 from saltflat.core import step as parts
 from saltflat.core.alike import check_sharded
-from saltflat.core.check import Spot
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
@@ -25,6 +24,7 @@ from saltflat.core.record import check_record
 from saltflat.core.resume import Recorded, difference, expect, outline, todays
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.shards import kept_whole, settle
+from saltflat.core.spot import Spot
 from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position, Safeguards
 from saltflat.core.train import OnRecord, Progress, Running, Spent, put, trainable

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from saltflat.data import Examples
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
-from saltflat.settings import is_fraction, is_number, is_positive, is_whole
+from saltflat.settings import check_descent, is_number, is_whole
 from saltflat.tree import Tree, add, map_tree
 
 MOST_COPIES = 1024
@@ -40,13 +40,7 @@ class SGD:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if not is_whole(getattr(self, name), 1, 10**9):
-                raise SettingError(f"{name} is a whole number of 1 or more; got {getattr(self, name)!r}")
-        if not is_positive(self.lr):
-            raise SettingError(f"lr must be above 0, and finite; got {self.lr!r}")
-        if not is_fraction(self.momentum):
-            raise SettingError(f"momentum must lie in [0, 1); got {self.momentum!r}")
+        check_descent(self.epochs, self.batch_size, self.lr, self.momentum)
 
     def rate(self, epoch: int) -> float:
         """The learning rate of an epoch."""

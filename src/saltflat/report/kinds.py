@@ -32,7 +32,10 @@ def clients(runs: Sequence[Kept]) -> Section | None:
     if not there:
         return None
     measured = [run for run in there if any(r.clip_factor is not None for r in run.readings.value or ())]
-    parts: list[Html | None] = [_of_clients(run) for run in there]
+    told: dict[str, list[str]] = {}
+    for run in there:
+        told.setdefault(_of_clients(run), []).append(run.name)
+    parts: list[Html | None] = [_rounds_of(names, said) for said, names in told.items()]
     if measured:
         said = "norms of clients' updates were measured, as their data was declared public."
         parts.append(alert("Without noise:", said))
@@ -41,13 +44,20 @@ def clients(runs: Sequence[Kept]) -> Section | None:
     return Section("clients", "Client rounds", join(parts))
 
 
-def _of_clients(run: Kept) -> Html:
+def _of_clients(run: Kept) -> str:
+    """Who takes part, and how each of them trains."""
     keys = [name for name in run.recipe.value or {} if name.startswith("clients.")]
-    own = {name.removeprefix("clients."): run.setting(name) for name in keys}
+    own = {name.removeprefix("clients.").removeprefix("local.Local."): run.setting(name) for name in keys}
     count = own.pop("count")
-    rest = ", ".join(f"{name} {value}" for name, value in own.items())
+    rest = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in own.items())
     unit = "A unit is one client: the promise covers everything that a client has."
-    return tag("p", tag("strong", f"Rounds of {run.name}: "), f"{count} clients are declared; {rest}. {unit}")
+    return f"{count} clients are declared; {rest}. {unit}"
+
+
+def _rounds_of(names: Sequence[str], said: str) -> Html:
+    """What is the same for several runs is said once."""
+    more = f" and {len(names) - MANY} more" if len(names) > MANY else ""
+    return tag("p", tag("strong", f"Rounds of {', '.join(names[:MANY])}{more}: "), said)
 
 
 def _rounds(run: Kept) -> Html:

@@ -159,7 +159,7 @@ def _facts(group: Group) -> dict[str, str]:
         "epsilon": words.epsilon(first.spent),
         "delta": words.delta(first.spent),
         "unit": words.unit(first),
-        "top eigenvalue": _measured(group, "lambda_max"),
+        "largest eigenvalue": _measured(group, "lambda_max"),
         "sharpness": _measured(group, "sharpness"),
     }
 

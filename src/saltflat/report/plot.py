@@ -126,8 +126,8 @@ def _chart(series: Sequence[Series], x: Axis, y: Axis, words: str, *, hidden: bo
     across, up = _scale(_all_x(series, x), x, LEFT, RIGHT), _scale(_all_y(series), y, BOTTOM, TOP, room=0.05)
     parts = [
         _grid(across, up, x, y),
-        *(_marks(each, across) for each in series),
         *(_series(each, across, up) for each in series),
+        *(_marks(each, across) for each in series),  # last: their words are read over lines
     ]
     return tag(
         "svg",
@@ -220,7 +220,7 @@ def _marks(series: Series, across: Scale) -> Html | None:
         right = at > (LEFT + RIGHT) / 2
         parts.append(tag("path", d=f"M{at:.1f},{TOP}V{BOTTOM}", stroke_dasharray="4 3"))
         spot = {"x": f"{at + (-4 if right else 4):.1f}", "y": f"{TOP + 10 + 11 * ((series.place + k) % 4):g}"}
-        parts.append(tag("text", word, text_anchor="end" if right else None, class_="small", **spot))
+        parts.append(tag("text", word, text_anchor="end" if right else None, class_="small halo", **spot))
     return tag("g", *parts, class_="s phases", data_run=series.place, style=f"color:{colour(series.place)}")
 
 

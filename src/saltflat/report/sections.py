@@ -25,8 +25,8 @@ HOW = (
     "line the way of training, as far as it lies in the plane."
 )
 STAR = (
-    "★ marks the best of a row. ± is a standard error: over repeats where there are any, else over the examples; of "
-    "the trace over random probes."
+    "★ marks the best of a row, also where errors cannot tell it from the next. ± is a standard error: over repeats "
+    "where there are any, else over the examples; of the trace over random probes."
 )
 
 

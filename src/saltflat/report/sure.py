@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import bdtr, betaincinv, ndtr, ndtri, stdtr, stdtrit
 
 LEVEL = 0.95  # of every interval on the page
 Bits = NDArray[np.bool_]
@@ -43,10 +43,23 @@ def mcnemar(first: int, second: int) -> float:
     >>> round(mcnemar(3, 12), 4), mcnemar(5, 5), mcnemar(0, 0)
     (0.0352, 1.0, 1.0)
     """
-    n, k = first + second, min(first, second)
-    if n > 1000:  # the normal limit with a continuity correction: the sum would be long, and no different
-        return min(1.0, 2 * float(ndtr(-(max(abs(first - second) - 1, 0)) / math.sqrt(n))))
-    return min(1.0, 2 * sum(math.comb(n, each) for each in range(k + 1)) / 2**n)
+    return min(1.0, 2 * float(bdtr(min(first, second), first + second, 0.5)))
+
+
+def among_differing(first: int, second: int, *, level: float = LEVEL) -> tuple[float, float]:
+    """The interval that belongs to :func:`mcnemar`: without 0 exactly where its p-value is below 1 - level.
+
+    Of b + c examples that only one is right on, the share b / (b + c) that the first is right on has the exact interval
+    (l, h); that of b - c is (b + c) (2 l - 1) to (b + c) (2 h - 1).
+    Clopper and Pearson, "The Use of Confidence or Fiducial Limits", 1934.
+
+    >>> [round(end, 2) for end in among_differing(12, 3)]
+    [0.57, 13.7]
+    """
+    n, doubt = first + second, (1 - level) / 2
+    low = float(betaincinv(first, second + 1, doubt)) if first else 0.0
+    high = float(betaincinv(first + 1, second, 1 - doubt)) if second else 1.0
+    return n * (2 * low - 1), n * (2 * high - 1)
 
 
 @dataclass(frozen=True)
@@ -65,26 +78,28 @@ class Gap:
         return self.p < 1 - LEVEL
 
 
-def paired(one: Sequence[Bits], other: Sequence[Bits]) -> Gap:
+def paired(one: Sequence[Bits], other: Sequence[Bits], *, level: float = LEVEL) -> Gap:
     """The gap between two models, or two sets of repeats, on the same examples: the mean of their differences d_i.
 
-    Two single models are told apart by :func:`mcnemar`, and the interval is mean -+ z s(d) / sqrt(n). Of repeats d_i is
-    the difference of shares, and the test is the z-test of its mean. All of it is about these models on examples like
-    these, and says nothing of other runs of the same recipes.
+    The interval is mean -+ z s(d) / sqrt(n), and two sets of repeats, where d_i is a difference of shares, are told
+    apart by the z-test of this mean. Two single models are told apart by :func:`mcnemar`, and the interval is widened
+    to hold that of :func:`among_differing`, so that test and interval say the same. All of it is about these models on
+    examples like these, and says nothing of other runs of the same recipes.
     """
     differences = np.mean(one, axis=0, dtype=float) - np.mean(other, axis=0, dtype=float)
     n, mean = len(differences), float(np.mean(differences))
     error = float(np.std(differences, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    half = float(ndtri((1 + LEVEL) / 2)) * error
+    half = float(ndtri((1 + level) / 2)) * error
     if len(one) == len(other) == 1:
         ahead, behind = int((one[0] & ~other[0]).sum()), int((other[0] & ~one[0]).sum())
         said = f"McNemar's exact test on the same {n:,} examples"
-        return Gap(mean, mean - half, mean + half, mcnemar(ahead, behind), said)
+        low, high = (end / n for end in among_differing(ahead, behind, level=level))
+        return Gap(mean, min(low, mean - half), max(high, mean + half), mcnemar(ahead, behind), said)
     p = 2 * float(ndtr(-abs(mean) / error)) if error > 0 else float(mean == 0)
     return Gap(mean, mean - half, mean + half, p, f"paired z-test on the same {n:,} examples")
 
 
-def welch(one: Sequence[float], other: Sequence[float]) -> Gap | None:
+def welch(one: Sequence[float], other: Sequence[float], *, level: float = LEVEL) -> Gap | None:
     """The gap between means over repeats: Welch's t-test; None where one side has a single run, or nothing varies.
 
     t = (m1 - m2) / sqrt(s1^2 / k1 + s2^2 / k2), with Satterthwaite's degrees of freedom
@@ -99,7 +114,7 @@ def welch(one: Sequence[float], other: Sequence[float]) -> Gap | None:
     sides = zip(parts, (one, other), strict=True)
     freedom = total**2 / sum(part**2 / (len(side) - 1) for part, side in sides)
     gap, error = float(np.mean(one)) - float(np.mean(other)), math.sqrt(total)
-    half = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
+    half = float(stdtrit(freedom, (1 + level) / 2)) * error
     p = 2 * float(stdtr(freedom, -abs(gap) / error))
     said = f"Welch's t-test over {len(one)} and {len(other)} repeats"
     return Gap(gap, gap - half, gap + half, p, said)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 FEW = 8  # runs whose surfaces are drawn on one page
 STEP = Axis(label="distance, in filter norms")
+SEEN = 0.01  # of a way that must lie in a plane for a line there to show anything
 MOST = 41  # points along a side of the surface that turns; more would only make the page slow
 
 
@@ -194,7 +195,7 @@ def stills(runs: Sequence[Kept], part: str = "surface") -> list[Picture]:
 def _each(runs: Sequence[Kept], part: str, key: str, title: str) -> list[Picture]:
     """One picture for each run that is shown; ``key`` says of which kind."""
     there = [(group, run, getattr(run.shapes, part).value) for group, run in shown(runs)]
-    found = [(group, run, surface) for group, run, surface in there if surface is not None]
+    found = [(group, run, _way_if_seen(surface)) for group, run, surface in there if surface is not None]
     if not found:
         return []
     surfaces = [surface for *_, surface in found]
@@ -219,11 +220,19 @@ def _each(runs: Sequence[Kept], part: str, key: str, title: str) -> list[Picture
     return [picture(number, *each) for number, each in enumerate(found)]
 
 
+def _way_if_seen(surface: Surface) -> Surface:
+    """Without the way of training where almost none of it lies in this plane: what is left is a blot at the model."""
+    hidden = surface.share is not None and surface.share < SEEN
+    return replace(surface, places=None) if hidden else surface
+
+
 def _in_words(surface: Surface) -> str:
     low, high = finite_range(surface.loss)
     away = int((~np.isfinite(surface.loss)).sum())
     rest = f"; not finite at {away} of {surface.loss.size} points" if away else ""
-    if surface.places is not None and surface.share is not None:
+    if surface.share is not None and surface.share < SEEN:
+        rest += f"; the way of training is not drawn: this plane holds {100 * surface.share:.2g} % of it"
+    elif surface.places is not None and surface.share is not None:
         rest += f"; the line is the way of training, of which this plane holds {100 * surface.share:.3g} %"
     return f"loss from {rounded(low)} to {rounded(high)}{rest}"
 
@@ -310,7 +319,7 @@ def thinned(surface: Surface) -> Surface:
 def _drawn(runs: Sequence[Kept], part: str) -> list[tuple[Group, str, Surface]]:
     """The surfaces of one kind that the page draws, in their order."""
     there = [(group, run.name, getattr(run.shapes, part).value) for group, run in shown(runs)]
-    return [(group, name, surface) for group, name, surface in there if surface is not None]
+    return [(group, name, _way_if_seen(surface)) for group, name, surface in there if surface is not None]
 
 
 def turning(runs: Sequence[Kept]) -> dict[str, Any] | None:

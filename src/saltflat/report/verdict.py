@@ -1,7 +1,8 @@
 """The first screen: which run is better, how sure that is, what each and all of them cost, and which is flatter.
 
 A run, or the repeats of a recipe, is called better or flatter only if every test that can be made tells it from the
-other at 5 %; where several are compared with the best, p-values are multiplied by their number (Bonferroni).
+other at 5 %; where several are compared with the best, p-values are multiplied by their number, and intervals hold
+all at once (Bonferroni).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from saltflat.runs.measures import differing
 
 FLATNESS = (("lambda_max", "largest eigenvalue"), ("sharpness", "sharpness"))
 DOUBT = 1 - LEVEL
+ALIKE = 1.01  # epsilons that differ by less come of rounding in a plan, and accuracies at them compare
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,13 @@ class Compared:
 
     def as_text(self) -> str:
         """The gap, its interval and its tests."""
-        said = f"{_points(self.value)} against {self.other.name}"
+        said = f"{self.best.name} {_points(self.value)} against {self.other.name}"
         if not self.gaps:
             return f"{said}; no test can be made: no evaluation.json of the same test examples, nor repeats of both"
         tests = []
         for gap in self.gaps:
             p = min(1.0, gap.p * self.times)
-            more = f", times {self.times} comparisons" if self.times > 1 else ""
+            more = f", for {self.times} comparisons at once" if self.times > 1 else ""
             low = _points(gap.low).removesuffix(" points")
             interval = f"{100 * LEVEL:.0f} % interval {low} to {_points(gap.high)}"
             tests.append(f"{interval}, p = {p:.2g} ({gap.how}{more})")
@@ -120,17 +122,18 @@ def _verdict(data: str, groups: Sequence[Group]) -> Verdict:
 def compared(groups: Sequence[Group]) -> list[Compared]:
     """The group with the best mean accuracy against each other one that has a result."""
     there = sorted((g for g in groups if g.accuracy is not None), key=lambda g: -(g.accuracy or 0.0))
-    return [Compared(there[0], other, tuple(_gaps(there[0], other)), len(there) - 1) for other in there[1:]]
+    times = len(there) - 1
+    return [Compared(there[0], other, tuple(_gaps(there[0], other, times)), times) for other in there[1:]]
 
 
-def _gaps(best: Group, other: Group) -> list[Gap]:
+def _gaps(best: Group, other: Group, times: int) -> list[Gap]:
     """On the same test examples, if both were judged on the same ones; over repeats, if both have some."""
-    found = []
+    found, level = [], 1 - DOUBT / times
     if best.tested and best.tested == other.tested:
         one, two = best.bits, other.bits
         if {len(bits) for bits in (*one, *two)} == {len(one[0])}:
-            found.append(paired(one, two))
-    spread = welch(best.accuracies, other.accuracies)
+            found.append(paired(one, two, level=level))
+    spread = welch(best.accuracies, other.accuracies, level=level)
     return [*found, spread] if spread is not None else found
 
 
@@ -192,8 +195,7 @@ def interval(run: Kept) -> tuple[float, float] | None:
 def _sure(groups: Sequence[Group], found: Sequence[Compared]) -> str:
     if found:
         nearest = min(found, key=lambda each: each.value)
-        said = nearest.as_text()[0].upper() + nearest.as_text()[1:]
-        return f"{said}. {_limits(groups)}"
+        return f"{nearest.as_text()}. {_limits(groups)}"
     there = [group for group in groups if group.accuracy is not None]
     if not there:
         return "Nothing was tested."
@@ -244,11 +246,20 @@ def _each(groups: Sequence[Group]) -> tuple[str, str]:
         )
         return f"{epsilon} at delta {delta}{same}; {of_whom}.", "same epsilon" if len(runs) > 1 else ""
     values = sorted(run.spent.epsilon for run in runs if run.spent.known and run.spent.epsilon is not None)
+    if (
+        len(values) == len(runs)
+        and len({delta for _, delta in spent}) == 1
+        and values[-1] < ALIKE * values[0]
+    ):
+        ends = f"{rounded_up(values[0], 4)} to {rounded_up(values[-1], 4)} at delta {spent.pop()[1]}"
+        return f"{ends}, less than 1 % apart; {of_whom}.", "epsilons within 1 %"
+    deltas = {delta for _, delta in spent}
+    at = f" at delta {deltas.pop()}" if len(deltas) == 1 else ", at deltas that differ"
     if len(spent) <= 3:
         listed = "; ".join(f"{g.name} {words.epsilon(g.runs[0].spent)}" for g in groups[:3])
-        return f"{listed}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
+        return f"{listed}{at}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
     ends = f"{rounded_up(values[0], 4)} to {rounded_up(values[-1], 4)}" if values else words.UNKNOWN
-    return f"{ends}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
+    return f"{ends}{at}; {of_whom}. Accuracies at other epsilons do not compare.", "epsilons differ"
 
 
 def _together(runs: Sequence[Kept]) -> str:
@@ -261,10 +272,11 @@ def _together(runs: Sequence[Kept]) -> str:
 
 @dataclass(frozen=True)
 class Flat:
-    """Which group is flatter, in words and in the lead."""
+    """Which group is flatter, in words and in the lead, and which ones are spoken of."""
 
     words: str
     lead: str = ""
+    of: tuple[Group, ...] = ()
 
 
 def flatter(groups: Sequence[Group]) -> Flat:
@@ -286,7 +298,8 @@ def flatter(groups: Sequence[Group]) -> Flat:
     if unlike:
         return Flat(f"Not comparable: measured with other {', '.join(unlike)}.")
     parts = [part for key, name in FLATNESS if (part := _lower(measured, key, name))]
-    loss = ", ".join(f"{g.name} {rounded(m[0])}" for g in measured[:2] if (m := g.measure("loss")))
+    named = [g for g in measured if any(g in part.of for part in parts)]
+    loss = ", ".join(f"{g.name} {rounded(m[0])}" for g in named if (m := g.measure("loss")))
     told = ". ".join(part.words for part in parts)
     return Flat(f"{told}. Loss: {loss}." if loss else f"{told}.", ", ".join(part.lead for part in parts))
 
@@ -312,13 +325,13 @@ def _lower(groups: Sequence[Group], key: str, name: str) -> Flat | None:
     title = name[0].upper() + name[1:]
     values = f"{with_error(low)} against {with_error(high)} of {other.name}"
     values += f", lowest and highest of {len(there)}" if len(there) > 2 else ""
-    sure = _apart(flat, other, key, low, high)
+    sure, both = _apart(flat, other, key, low, high), (flat, other)
     if sure is None:
         lead = f"{name} {share} lower, errors unknown"
-        return Flat(f"{title}: {flat.name} {share} lower, {values} (errors unknown)", lead)
+        return Flat(f"{title}: {flat.name} {share} lower, {values} (errors unknown)", lead, both)
     if not sure:
-        return Flat(f"{title}: within error, {flat.name} {values}", f"{name} within error")
-    return Flat(f"{title}: {flat.name} {share} lower, {values}", f"{flat.name}'s {name} {share} lower")
+        return Flat(f"{title}: within error, {flat.name} {values}", f"{name} within error", both)
+    return Flat(f"{title}: {flat.name} {share} lower, {values}", f"{flat.name}'s {name} {share} lower", both)
 
 
 def _apart(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from saltflat.errors import ModelError, SettingError
-from saltflat.settings import is_fraction, is_number, is_positive, is_whole
+from saltflat.settings import check_descent, is_number
 from saltflat.tree import Tree, add, mul, norm, times
 from saltflat.warmup.known import Watch
 
@@ -40,13 +40,7 @@ class Descent:
     adaptive: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size"):
-            if not is_whole(getattr(self, name), 1, 10**9):
-                raise SettingError(f"{name} is a whole number of 1 or more; got {getattr(self, name)!r}")
-        if not is_positive(self.lr):
-            raise SettingError(f"lr must be above 0, and finite; got {self.lr!r}")
-        if not is_fraction(self.momentum):
-            raise SettingError(f"momentum must lie in [0, 1); got {self.momentum!r}")
+        check_descent(self.epochs, self.batch_size, self.lr, self.momentum)
         for name in ("weight_decay", "radius"):
             if not is_number(getattr(self, name), 0):
                 raise SettingError(f"{name} must be 0 or more, and finite; got {getattr(self, name)!r}")

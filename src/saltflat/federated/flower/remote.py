@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from saltflat.clipping import Chunk
-from saltflat.core.check import Spot, Take, check_whole
+from saltflat.core.check import Take
+from saltflat.core.layers import check_whole
 from saltflat.core.sampling import Indices
+from saltflat.core.spot import Spot
 from saltflat.errors import DataError, SettingError
 from saltflat.federated.contribution import chunk_of
 from saltflat.federated.flower.wire import LOSSES, TRAIN, WHO, Post, Question, Reply, packed, unpacked
