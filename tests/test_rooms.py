@@ -71,6 +71,7 @@ ONLY = {
         "runs.layout",
         "runs.measures",
         "runs.repeats",
+        "runs.sweep",
         "runs.synthetic",
     },  # no torch
     "advice": {
@@ -103,6 +104,14 @@ ONLY = {
     "runs/measures.py": {"runs.layout"},
     "runs/evaluation.py": set(),
     "runs/repeats.py": {"errors", "privacy.record", "runs.layout"},
+    "runs/sweep.py": {
+        "errors",
+        "privacy.limits",
+        "privacy.record",
+        "recipes.toml",
+        "runs.identity",
+        "runs.layout",
+    },  # read by the report: no torch
     "runs/synthetic.py": {"privacy.record", "runs.layout"},
     "runs/identity.py": {"errors", "privacy.record", "runs.layout"},
     "federated": {

@@ -161,7 +161,7 @@ def filled(items: list) -> tuple[Tensor, Tensor]:
 
 def one_in_many(items: list) -> tuple[Tensor, Tensor]:
     """Alike as long as few are read, which is what a trial reads."""
-    return in_a_tuple(items) if len(items) < 5 else centred(items)
+    return in_a_tuple(items) if len(items) < 40 else centred(items)
 
 
 @pytest.mark.parametrize("collate", [centred, mixed_up, filled, one_in_many])
@@ -170,6 +170,33 @@ def test_a_collate_that_mixes_units(collate: Any) -> None:
     units = sf.data.DatasetUnits.of(torch.utils.data.TensorDataset(*narrow(200)), collate)
     with pytest.raises(DataError, match="changes with the others that are read beside it"):
         sf.fit(plain(), CRITERION, units, plan=plan(phase(steps=3), rate=0.5, size=200), delta=1e-4)
+
+
+class Remembered:
+    """Units that are read divided by the largest number that was ever read, less the mean of them, or with the last."""
+
+    def __init__(self, way: str) -> None:
+        (self.x, self.y), self.way = narrow(200), way
+        self.count, self.top, self.sum, self.read, self.last = 200, 1e-9, 0.0, 0, 0.0
+
+    def take(self, which: Any) -> tuple[Tensor, Tensor]:
+        rows, labels = self.x[torch.as_tensor(which)], self.y[torch.as_tensor(which)]
+        if self.way == "last":
+            rows, self.last = rows + self.last, rows[-1] if len(rows) else self.last
+        elif self.way == "largest":
+            self.top = max([self.top, *rows.abs().flatten().tolist()])
+            rows = rows / self.top
+        else:
+            self.sum, self.read = self.sum + rows.sum(0), self.read + len(rows)
+            rows = rows - self.sum / max(1, self.read)
+        return rows, labels
+
+
+@pytest.mark.parametrize("way", ["largest", "mean", "last"])
+def test_units_that_remember_who_was_read_before(way: str) -> None:
+    """One unit of one step would change the rows of everybody who is read later."""
+    with pytest.raises(DataError, match="or were before"):
+        sf.fit(plain(), CRITERION, Remembered(way), plan=plan(phase(steps=3), rate=0.5, size=200), delta=1e-4)
 
 
 class Windows(torch.utils.data.Dataset):
@@ -448,6 +475,58 @@ def test_what_a_loss_remembers_of_earlier_rows() -> None:
 
     with pytest.raises(ModelError, match="keeps something of what it saw"):
         train(plain(), loss, narrow())
+
+
+class Noting(nn.Module):
+    """Writes rows down as numbers, and registers one as a buffer on the way; the file of its state has both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.lines, self.seen, self.by_name = plain(), [[0.5]], set(), {"first": 1}
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.lines.append(x.detach()[0].tolist())
+        self.seen.add(float(x.detach().sum()))
+        self.by_name["last"] = float(x.detach().max())
+        self.register_buffer("late", x.detach().clone())
+        return self.inner(x)
+
+    def get_extra_state(self) -> Any:
+        return [self.lines, self.seen]
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def test_rows_that_forward_notes_as_numbers_are_taken_out_too() -> None:
+    model = Noting()
+    before = {**model.state_dict()}
+    train(model, CRITERION, narrow())
+    assert (model.lines, model.seen, model.by_name) == ([[0.5]], set(), {"first": 1})
+    assert model.state_dict().keys() == before.keys()
+    assert [name for name, _ in model.named_buffers()] == []
+
+
+class Shared(nn.Module):
+    """Two layers with one buffer, a norm whose places for statistics are empty, and a list of numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.other, self.sizes = plain(), nn.InstanceNorm1d(3), nn.Identity(), [4, 3]
+        self.inner.register_buffer("mask", torch.ones(4))
+        self.other.register_buffer("mask", self.inner.mask)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x * self.other.mask) + 0 * self.norm(x.new_ones(len(x), 3, 4)).sum(
+            (1, 2)
+        ).unsqueeze(1)
+
+
+def test_what_a_model_had_at_first_stays_there() -> None:
+    model = Shared()
+    train(model, CRITERION, narrow())
+    assert model.other.mask is model.inner.mask
+    assert (model.norm.running_mean, model.sizes) == (None, [4, 3])
+    model(narrow()[0])
 
 
 class Stashing(nn.Module):

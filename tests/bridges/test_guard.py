@@ -70,6 +70,38 @@ def test_a_weight_that_another_hand_moved(guard: Guard, way: str) -> None:
     assert guard.loop.done == 1
 
 
+def test_a_momentum_that_another_hand_wrote() -> None:
+    """The next private step would add it to the weights, without clip and noise."""
+    model = nn.Linear(4, 2)
+    rows = torch.randn(40, 4), torch.arange(40) % 2
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    guard = Guard(model, optimizer, loop_of(model, LOSS, rows, SETTINGS))
+    guard.step()
+    guard.check()
+    optimizer.state[model.weight]["momentum_buffer"][0, 0] += 1
+    with pytest.raises(PrivacyError, match=r"'weight \(its momentum_buffer in the optimizer\)' was changed"):
+        guard.step()
+
+
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_a_hook_on_the_optimizer(guard: Guard, when: str) -> None:
+    guard.step()
+    getattr(guard._optimizer, f"register_step_{when}_hook")(lambda *given: None)
+    with pytest.raises(PrivacyError, match="a hook was put on the optimizer"):
+        guard.step()
+
+
+def test_an_average_of_released_weights_is_declared(guard: Guard) -> None:
+    first = guard.model.weight.detach().clone()
+    guard.step()
+    with torch.no_grad():
+        guard.model.weight.copy_((guard.model.weight + first) / 2)
+    with pytest.raises(PrivacyError, match=r"declare that by guard\.accept"):
+        guard.check()
+    guard.accept()
+    guard.step()
+
+
 def test_a_step_that_was_not_ours(guard: Guard) -> None:
     guard.step()
     with pytest.raises(PrivacyError, match="2 steps were taken and 1 of them"):

@@ -190,6 +190,28 @@ class TestItRaises:
         with pytest.raises(PrivacyError, match="did not draw"):
             trainer(tmp_path, Loads).train()
 
+    def test_a_last_step_when_training_has_ended(self, tmp_path: Path) -> None:
+        class Later(hf.TrainerCallback):
+            def on_train_end(self, *given: Any, model: Any = None, **named: Any) -> None:
+                with torch.no_grad():
+                    next(model.parameters()).add_(0.1)
+
+        with pytest.raises(PrivacyError, match="changed outside the private step"):
+            trainer(tmp_path, callbacks=[Later()]).train()
+
+    def test_the_best_of_its_checkpoints(self, tmp_path: Path) -> None:
+        often = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 2, "save_steps": 2}
+        args = arguments(tmp_path, load_best_model_at_end=True, **often)
+        trainer(tmp_path, args=args, eval_dataset=Rows(20, seed=1)).train()
+
+    @pytest.mark.parametrize("way", ["one of several", "a part"])
+    def test_evaluation_on_the_private_rows_by_another_name(self, tmp_path: Path, way: str) -> None:
+        own = Rows()
+        part = torch.utils.data.Subset(own, range(9))
+        shown = {"one of several": {"public": Rows(20, seed=1), "train": own}, "a part": part}[way]
+        with pytest.raises(PrivacyError, match="eval_dataset is the private data"):
+            trainer(tmp_path, train_dataset=own, eval_dataset=shown)
+
     def test_evaluation_on_the_private_rows(self, tmp_path: Path) -> None:
         rows = Rows()
         with pytest.raises(PrivacyError, match="eval_dataset is the private data"):

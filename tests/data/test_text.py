@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,6 +155,15 @@ def test_an_embedding_is_kept_by_its_touched_rows() -> None:
 
 
 class TestAuthors:
+    @pytest.mark.parametrize(
+        "authors", [[float("nan"), float("nan"), "ann"], torch.tensor([1, 1, 1]), ["a", None, "a"]]
+    )
+    def test_names_that_are_none(self, authors: Any) -> None:
+        """No two NaN are equal, nor are two tensors: each comment would be an author."""
+        with pytest.raises(DataError, match="texts or whole numbers"):
+            Authors.of(text.sequences(COMMENTS, KNOWN, length=4), authors, rows=2)
+        assert Authors.of(text.sequences(COMMENTS, KNOWN, length=4), np.array([7, 8, 7]), rows=2).count == 2
+
     def test_rows_are_the_authors_own(self) -> None:
         people = Authors.of(text.sequences(COMMENTS, KNOWN, length=4), ["ann", "bob", "ann"], rows=2)
         inputs, targets = people.take(np.array([0, 1]))

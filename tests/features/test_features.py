@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,13 +12,13 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
 from saltflat.cli import app
 from saltflat.data import Examples, Split, digits
-from saltflat.errors import DataError, SettingError
+from saltflat.errors import DataError, ModelError, SettingError
 from saltflat.features import (
     HOG,
     Grey,
@@ -35,6 +36,8 @@ from saltflat.features import (
     shape_after,
 )
 from saltflat.features import computed as room
+from saltflat.privacy.accounting.events import phase_event
+from saltflat.privacy.record.statement import Declared, state
 from saltflat.recipes import read
 from saltflat.synthesis import DeadLeaves, SpectrumNoise
 
@@ -401,3 +404,70 @@ def test_the_digits_gain_from_them() -> None:
         weights = torch.linalg.solve(a.T @ a + ridge * torch.eye(a.shape[1]), a.T @ F.one_hot(y).double())
         right.append(float(((b @ weights).argmax(1) == ty).double().mean()))
     assert right[1] > right[0]
+
+
+class Kept(nn.Module):
+    """Divides by the largest number that it ever saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.largest = max(self.largest, float(images.abs().max()))
+        return images / self.largest
+
+
+class Beside(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images - images.mean(0)
+
+
+@dataclass(frozen=True)
+class Own:
+    """A stage of one's own."""
+
+    module: nn.Module = field(default_factory=nn.Identity)
+
+    def after(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return shape
+
+    def made(self, shape: tuple[int, ...], seen: Any) -> nn.Module:
+        return self.module
+
+
+@dataclass(frozen=True)
+class Collected:
+    """A process that paints what it was given."""
+
+    rows: Tensor
+
+    def painted(self, count: int, channels: int, side: int, source: Any) -> Tensor:
+        return self.rows[source.integers(len(self.rows), size=count)]
+
+
+class TestOnesOwn:
+    """Stages and processes that are not saltflat's: nobody here knows what they were made from."""
+
+    @pytest.mark.parametrize("module", [Kept(), Beside()])
+    def test_a_stage_that_mixes_or_remembers(self, module: nn.Module) -> None:
+        with pytest.raises(ModelError, match="mixes examples"):
+            compute(torch.rand(5, 1, 8, 8), [Own(module)])
+
+    def test_the_statement_does_not_vouch_for_them_and_prints_no_row(self) -> None:
+        rows = torch.rand(50, 1, 8, 8)
+        some = Examples(rows, torch.arange(50) % 2)
+        for stage in (Whitened(process=Collected(rows), images=20), Own()):
+            found = featured(Split(some, some, 2), [stage]).train.features
+            assert "declared by its maker to hold nothing of private data" in found
+            assert "tensor" not in found
+            cost = phase_event(0.1, 1.0, 10)
+            said = state(cost, Declared(delta=1e-5, size=50, features=found)).as_text()
+            assert "no epsilon covers a statistic of private rows in it" in said
+            assert "made without private data" not in said
+
+    def test_their_features_are_never_kept(self, tmp_path: Path) -> None:
+        """Two of them may have one name."""
+        images = torch.rand(5, 1, 8, 8)
+        compute(images, [Own()], cache=tmp_path)
+        assert list(tmp_path.iterdir()) == []

@@ -468,6 +468,30 @@ HOSTILE = {
 }
 
 
+class Known:
+    """Clients whose rows know who is drawn beside them, or who was read before."""
+
+    def __init__(self, way: str) -> None:
+        self.count, self.way, self.last, (self.x, self.y) = 20, way, 0.0, examples(100)
+
+    def take(self, which: Any) -> list[Client]:
+        return [self._client(int(place), len(which)) for place in which]
+
+    def _client(self, place: int, company: int) -> Client:
+        own = slice(5 * place, 5 * place + 5)
+        rows = self.x[own] / company if self.way == "company" else self.x[own] + self.last
+        self.last = self.x[own].mean() if self.way == "memory" else 0.0
+        odd = {3: (rows,), 4: (rows[:, :2], self.y[own])}  # which make no other client's check empty
+        return Client(place, odd.get(place, (rows, self.y[own])))
+
+
+@pytest.mark.parametrize("way", ["company", "memory"])
+def test_clients_whose_rows_know_of_others(way: str) -> None:
+    with pytest.raises(DataError, match="what is read of one client changes"):
+        train(plan(phase()), federated(), Known(way))
+    train(plan(phase()), federated(), Known("nobody"))
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_what_would_let_clients_mix_is_refused(name: str) -> None:
     make, says = HOSTILE[name]

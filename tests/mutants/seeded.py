@@ -337,6 +337,28 @@ UNITS_APART = (
         ),
     ),
     mutant(
+        "authors-without-a-name",
+        "comments whose author has no name are each a unit of its own",
+        "data/test_text.py::TestAuthors::test_names_that_are_none",
+        (
+            "data/text.py",
+            "if not all(isinstance(author, str | int | np.integer)",
+            "if False and not all(author",
+        ),
+    ),
+    mutant(
+        "features-that-remember",
+        "a stage of one's own is not tried after other rows",
+        "features/test_features.py::TestOnesOwn::test_a_stage_that_mixes_or_remembers[module0]",
+        ("features/stages.py", "for found in (others, after)]", "for found in (others,)]"),
+    ),
+    mutant(
+        "features-vouched-for",
+        "the statement says of a stage that is not ours that no private row is in it",
+        "features/test_features.py::TestOnesOwn::test_the_statement_does_not_vouch_for_them_and_prints_no_row",
+        ("privacy/record/statement.py", 'if "declared by its maker" in self.features:', "if False:"),
+    ),
+    mutant(
         "features-over-the-batch",
         "features are scaled by the length of a column, in which all examples of a batch are",
         "features/test_features.py::test_an_examples_features_depend_on_it_alone[whitened]",
@@ -372,13 +394,45 @@ UNITS_APART = (
         hole=4,
     ),
     mutant(
+        "rows-left-as-numbers",
+        "what forward writes down of private rows in lists and sets stays in the model",
+        HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
+        (SPOT, "if new or _grew(value, self.plain[name].get(key)):", "if new:"),
+        hole=4,
+    ),
+    mutant(
+        "rows-left-in-buffers",
+        "a buffer that forward registers on the way stays in the model",
+        HOSTILE + "test_rows_that_forward_notes_as_numbers_are_taken_out_too",
+        (SPOT, "                    del module._buffers[key]\n", "                    pass\n"),
+        hole=4,
+    ),
+    mutant(
+        "a-dataset-that-remembers",
+        "what is read of a unit after others is not compared with what it was before",
+        HOSTILE + "test_units_that_remember_who_was_read_before[mean]",
+        ("core/reading.py", "and not _near(before, after, beside)", "and False"),
+        hole=4,
+    ),
+    mutant(
+        "clients-that-know-of-others",
+        "what is read of clients together is not compared with what is read of each",
+        "federated/test_contribution.py::test_clients_whose_rows_know_of_others[company]",
+        (
+            "federated/contribution.py",
+            "        check_each_read(take, units, lambda client: client.rows)\n",
+            "        return\n",
+        ),
+        hole=4,
+    ),
+    mutant(
         "reading-tried-once",
         "batches that are read later are not looked at",
         HOSTILE + "test_a_collate_that_mixes_units[one_in_many]",
         (
             "core/step.py",
-            "        if private.form is not None:\n            check_read",
-            "        if False:\n            check_read",
+            "        if read_again is not None:\n",
+            "        if False:\n",
         ),
         hole=4,
     ),
@@ -1407,6 +1461,26 @@ GNMAX, TEACHERS = "pate/gnmax.py", "pate/teachers.py"
 
 OF_VOTES = (
     mutant(
+        "teachers-that-share",
+        "several teachers may be one network, so that one unit changes the votes of all who come later",
+        VOTES + "TestTeachers::test_what_several_teachers_share_is_refused[a network]",
+        (
+            TEACHERS,
+            "        if not torch.allclose(outputs, again,",
+            "        if False and not torch.allclose(outputs, again,",
+        ),
+    ),
+    mutant(
+        "dropout-of-other-teachers",
+        "what a teacher's random layers draw depends on how many rows the teachers before it had",
+        VOTES + "TestTeachers::test_what_random_layers_draw_is_a_teachers_own",
+        (
+            "pate/fitting.py",
+            "        torch.manual_seed(seed)\n        return _fitted(",
+            "        return _fitted(",
+        ),
+    ),
+    mutant(
         "teachers-by-place",
         "a row goes to a teacher by its place, so that whoever leaves moves all that come after",
         VOTES + "TestLayouts::test_examples_go_by_what_they_hold",
@@ -1661,6 +1735,18 @@ AROUND = (
         (GUARD, "        if moved or now", "        if False and now"),
     ),
     mutant(
+        "a-momentum-by-another-hand",
+        "a callback may write into the optimizer's momentum, which the next private step adds to the weights",
+        "bridges/test_guard.py::test_a_momentum_that_another_hand_wrote",
+        (GUARD, "{**marks(self.model), **_remembered(self.model, self._optimizer)}", "{**marks(self.model)}"),
+    ),
+    mutant(
+        "a-hook-on-the-optimizer",
+        "a callback may hook the optimizer, and change what a private step takes",
+        "bridges/test_guard.py::test_a_hook_on_the_optimizer[pre]",
+        (GUARD, "        if _hooks(self._optimizer) != self._hooks:", "        if False:"),
+    ),
+    mutant(
         "steps-not-counted",
         "steps of somebody else's loop need not be private ones",
         "bridges/test_guard.py::test_a_step_that_was_not_ours",
@@ -1676,12 +1762,142 @@ AROUND = (
         "an-extractor-that-mixes",
         "features of an example may depend on who is beside it",
         "features/test_transfer.py::test_what_is_refused",
-        (TRANSFER, "    if not gap < 1e-3:\n", "    if False:\n"),
+        ("features/stages.py", "    if not all(float(gap) < 1e-3 for gap in gaps):\n", "    if False:\n"),
+    ),
+)
+
+SWEEP, RUNS_SWEEP, CLERK = "cli/sweep.py", "runs/sweep.py", "runs/clerk.py"
+PLANNED, SELECTED = "runs/planned.py", "runs/selected.py"
+ALL_CHARGED = "cli/test_sweep.py::test_every_trial_is_charged_and_the_winner_is_named_with_what_looking_cost"
+BEST_LEFT = "cli/test_sweep.py::test_only_the_best_of_a_selection_is_left"
+GOES_ON = "cli/test_sweep.py::test_a_selection_that_goes_on_draws_nothing_anew_and_pays_once"
+GRANTED = "runs/test_clerk.py::test_a_step_is_on_disk_when_it_is_granted_and_none_is_granted_past_the_plan"
+LOOKED = (
+    mutant(
+        "trials-drawn-again",
+        "a selection that goes on draws anew how many trials there are, and which",
+        GOES_ON,
+        (
+            RUNS_SWEEP,
+            "    if not place.exists():\n        durable.replace(private",
+            "    if True:\n        durable.replace(private",
+        ),
+        (RUNS_SWEEP, "durable.create(place, json", "durable.replace(place, json"),
+    ),
+    mutant(
+        "trials-granted-uncharged",
+        "the clerk of a sweep grants steps that it does not charge",
+        GRANTED,
+        (CLERK, "        run.take(cost)\n        self._taken", "        self._taken"),
+    ),
+    mutant(
+        "trials-without-a-limit",
+        "a trial that is killed again and again takes more steps than its selection was charged for",
+        GRANTED,
+        (CLERK, "if self._taken[place] >= self._most.get(place, 0):", "if place is None:"),
+    ),
+    mutant(
+        "looked-at-the-winner-alone",
+        "what a sweep says to have cost leaves out trials that lost",
+        ALL_CHARGED,
+        (
+            RUNS_SWEEP,
+            "    folders = [out / trial.folder for trial in sweep.trials]\n    names",
+            "    folders = [out / trial.folder for trial in sweep.trials][:1]\n    names",
+        ),
+    ),
+    mutant(
+        "looked-once-though-it-ran-twice",
+        "what a sweep says to have cost counts only the last start of a trial",
+        "cli/test_sweep.py::test_a_trial_that_fails_is_told_and_stays_charged_and_others_go_on",
+        (RUNS_SWEEP, "for line in history.identified(name)]", "for line in history.identified(name)[-1:]]"),
+    ),
+    mutant(
+        "selected-without-spare-steps",
+        "a selection is not charged for the steps that its trials may take again after a kill",
+        BEST_LEFT,
+        (PLANNED, "with_spare(self.plan, self.recipe.spare).by_cost()", "with_spare(self.plan, 0).by_cost()"),
+    ),
+    mutant(
+        "selected-and-losers-kept",
+        "the trials that lost stay in the folder of a selection",
+        BEST_LEFT,
+        (
+            SWEEP,
+            "    if (out / PRIVATE).exists():\n        shutil.rmtree(out / PRIVATE)\n    _tell",
+            "    _tell",
+        ),
+    ),
+    mutant(
+        "selected-at-the-trials-epsilon",
+        "the winner of a selection keeps the statement that it had as a trial",
+        BEST_LEFT,
+        (
+            SELECTED,
+            "    said = state(event_of(cost), declared,",
+            "    said = own or state(event_of(cost), declared,",
+        ),
+    ),
+    mutant(
+        "selected-readings-at-the-trials-epsilon",
+        "the winner's readings say what it would have cost without a selection",
+        BEST_LEFT,
+        (RUNS_SWEEP, '{**asdict(each), "epsilon": epsilon}', "{**asdict(each)}"),
+    ),
+    mutant(
+        "selected-among-unequal-costs",
+        "a selection draws among settings that cost more than the one that is charged",
+        "cli/test_sweep.py::test_a_mistake_is_one_line_and_leaves_nothing",
+        (SELECTED, "if any(each.most != planned[0].most for each in planned):", "if not planned:"),
+    ),
+    mutant(
+        "selected-twice",
+        "a copy of a selection's folder releases a second winner for one price",
+        "cli/test_sweep.py::test_a_copy_of_a_selection_releases_no_second_winner",
+        (SELECTED, "lambda used: sum(used.values()) <= 1", "lambda used: True"),
+    ),
+    mutant(
+        "selected-and-reported",
+        "a report shows trials of a selection that has not ended",
+        GOES_ON,
+        (
+            RUNS_SWEEP,
+            "        return [WINNER] if self.mode == SELECTED else",
+            "        return [PRIVATE] if self.mode == SELECTED else",
+        ),
+    ),
+    mutant(
+        "selected-for-a-coin-that-is-no-coin",
+        "a selection always has as many trials as are expected",
+        "cli/test_sweep.py::test_the_coin_of_a_selection_is_geometric",
+        (RUNS_SWEEP, "while coin.random() >= 1 / mean:", "while count < mean:"),
+    ),
+    mutant(
+        "public-trials-on-a-private-record",
+        "trials on examples that were declared public are charged as those of the private data set",
+        "cli/test_sweep.py::test_public_examples_are_on_no_private_record",
+        (SWEEP, '" (declared public)" if', '"" if'),
+    ),
+    mutant(
+        "asked-by-anybody",
+        "whoever finds the socket of a sweep may charge its ledger",
+        "runs/test_clerk.py::test_who_does_not_know_the_secret_is_not_served",
+        ("runs/jobs.py", "key = os.urandom(32)", 'key = b"guessed"'),
+    ),
+    mutant(
+        "best-of-for-the-price-of-one",
+        "the best of several trials costs what one of them does",
+        "privacy/test_costs.py::test_the_best_of_several_trials_costs_what_the_theorem_says",
+        (
+            "privacy/record/costs.py",
+            "    return selection.geometric_trials(trial, mean=cost.mean)",
+            "    return trial if selection else trial",
+        ),
     ),
 )
 
 
 MUTANTS: tuple[Mutant, ...] = (
     *(*UNITS_APART, *NUMBERS, *NOISE, *RECORD, *ACCOUNT, *TELLING),
-    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND),
+    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND, *LOOKED),
 )

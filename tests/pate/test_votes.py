@@ -7,6 +7,7 @@ import logging
 import math
 import pickle
 import traceback
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -199,8 +200,47 @@ class Moody(nn.Module):
         return torch.cat([out, out + 9], 1) if bad and self.how == "range" else out
 
 
+def dense(*before: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), *before, nn.Linear(64, 10))
+
+
+class Sure(nn.Module):
+    """Divides by the largest number that any of them ever saw."""
+
+    largest: ClassVar[list[float]] = [1.0]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = dense()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.largest[0] = max(self.largest[0], float(x.abs().max()))
+        return self.body(x / self.largest[0])
+
+
+ONE, LAYER = dense(), nn.Linear(64, 64)
+SHARED = {"a network": lambda: ONE, "a layer": lambda: dense(LAYER), "a memory": Sure}
+
+
 class TestTeachers:
     how = SGD(epochs=2, batch_size=8)
+
+    @pytest.mark.parametrize("what", SHARED)
+    def test_what_several_teachers_share_is_refused(self, what: str) -> None:
+        """One example would change the choices of every teacher that is trained after its own."""
+        private, pool = part_of_digits()
+        with pytest.raises(ModelError, match="changes with what others were trained on"):
+            votes_of(Teaching(SHARED[what], self.how, pool, 10), private, by_example(private, 4))
+
+    def test_what_random_layers_draw_is_a_teachers_own(self) -> None:
+        """However many batches the teachers before it had, and whatever was seeded."""
+        private, pool = part_of_digits()
+        teaching = Teaching(lambda: dense(nn.Dropout(0.5)), self.how, pool, 10)
+        torch.manual_seed(0)
+        first = teaching.teach(3, private)
+        torch.rand(7)
+        assert (teaching.teach(3, private) == first).all()
+        votes_of(teaching, private, by_example(private, 4))
 
     def test_one_example_changes_one_teacher_to_the_bit(self) -> None:
         private, pool = part_of_digits()

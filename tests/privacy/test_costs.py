@@ -21,6 +21,7 @@ from saltflat.errors import AccountingError, BudgetError, LedgerError, PrivacyEr
 from saltflat.privacy.accounting import bounds, events, renyi
 from saltflat.privacy.record import format
 from saltflat.privacy.record.costs import (
+    BestOf,
     CappedUser,
     Cost,
     FixedSize,
@@ -40,6 +41,7 @@ DELTA = 1e-5
 ORDERS = (1.5, 2.0, 4.0, 8.0, 16.0, 32.0)
 GAUSSIAN = tuple((order, order / (2 * 20.0**2)) for order in ORDERS)  # noise 20, everyone
 FIXED, CAPPED = FixedSize(500, 50, 20.0), CappedUser(0.1, 20.0, cap=3)
+BEST = BestOf(6.0, ((0.1, 4.0, 10), (0.1, 2.0, 50)))
 VOTES = RenyiBound("votes of 250 teachers", GAUSSIAN)
 KINDS = {"fixed": (FIXED, "replace"), "capped": (CAPPED, "add-or-remove"), "renyi": (VOTES, "add-or-remove")}
 RELATION = {"replace": events.REPLACE, "add-or-remove": events.ADD_REMOVE}
@@ -114,7 +116,7 @@ def test_a_filter_adds_up_what_it_costs_at_its_order(tmp_path: Path, name: str) 
 
 
 def test_a_cost_without_a_bound_under_the_adjacency_is_refused_and_nothing_is_charged(tmp_path: Path) -> None:
-    for cost, other in ((FIXED, "add-or-remove"), (CAPPED, "replace")):
+    for cost, other in ((FIXED, "add-or-remove"), (CAPPED, "replace"), (BEST, "replace")):
         with (
             Ledger.open(tmp_path / other, dataset="digits") as ledger,
             ledger.run("one", adjacency=other) as run,
@@ -124,6 +126,21 @@ def test_a_cost_without_a_bound_under_the_adjacency_is_refused_and_nothing_is_ch
                     charge(cost)
             assert ledger.history.steps() == {}
     check_adjacency(VOTES, "replace")
+
+
+def test_the_best_of_several_trials_costs_what_the_theorem_says() -> None:
+    trial = events.compose(events.phase_event(0.1, 2.0, 50), events.phase_event(0.1, 4.0, 10))
+    orders = renyi.INTEGERS
+    base = renyi.rdp_curve(events.leaves(trial), [float(a) for a in orders])
+    # rdp(a) + 2 (1 - 1/b) rdp(b) + 2 ln(mean) / b + ln(mean) / (a - 1), best over b: gamma = 1/mean, E[K] = mean
+    extra = min(2 * (1 - 1 / b) * rdp + 2 * math.log(6) / b for b, rdp in zip(orders, base, strict=True))
+    by_hand = [rdp + extra + math.log(6) / (a - 1) for a, rdp in zip(orders, base, strict=True)]
+    ends = [rdp + renyi.conversion(float(a), DELTA) for a, rdp in zip(orders, by_hand, strict=True)]
+    assert epsilon_of({BEST: 1}, DELTA, "add-or-remove") == pytest.approx(min(ends), rel=1e-6)
+    alone = bounds.epsilon(trial, DELTA)
+    assert (
+        alone < min(ends) < bounds.epsilon(events.repeated(trial, 6), DELTA)
+    )  # here less than six that are counted
 
 
 # what a bound is worth
@@ -233,6 +250,13 @@ WRONG: list[Callable[[], Cost]] = [
     lambda: RenyiBound("x", ((2.0, 0.1), (2.0, 0.2))),
     lambda: RenyiBound("x", ((2.0,),)),  # type: ignore[arg-type]
     lambda: RenyiBound("x", 7),  # type: ignore[arg-type]
+    lambda: BestOf(1.0, ((0.1, 2.0, 5),)),
+    lambda: BestOf(math.inf, ((0.1, 2.0, 5),)),
+    lambda: BestOf(3.0, ()),
+    lambda: BestOf(3.0, ((0.1, 2.0),)),  # type: ignore[arg-type]
+    lambda: BestOf(3.0, ((0.1, 0.0, 5),)),
+    lambda: BestOf(3.0, ((0.1, 2.0, 0),)),
+    lambda: BestOf(3.0, 7),  # type: ignore[arg-type]
     lambda: checked((0.1, 0.0)),
     lambda: checked((0.1, 1.0, 2.0)),
     lambda: checked(None),

@@ -48,14 +48,15 @@ class Guard:
         self._optimizer = getattr(optimizer, "optimizer", optimizer)  # accelerate puts one around it
         self.loop = make(optimizer=self._optimizer)
         self._hook = self._optimizer.register_step_pre_hook(self._before)
-        self._left = marks(model)
+        self._hooks = _hooks(self._optimizer)
+        self._left = self._marks()
 
     def step(self) -> None:
         """The next step of the plan."""
         self.check()
         with self._opened():
             self.loop.step(next(iter(self.loop)))
-        self._left = marks(self.model)
+        self._left = self._marks()
 
     def check(self, steps: int | None = None) -> None:
         """Refuse weights that were moved by others and, if it is known, a count of steps that is not ours."""
@@ -64,18 +65,27 @@ class Guard:
                 f"{steps} steps were taken and {self.loop.done} of them through the private loop: training_step was "
                 "overridden or left out; override something else"
             )
-        now = marks(self.model)
+        if _hooks(self._optimizer) != self._hooks:
+            raise PrivacyError(
+                "a hook was put on the optimizer, which would change what a private step takes or leaves; take it off"
+            )
+        now = self._marks()
         moved = [name for name, mark in now.items() if self._left.get(name) != mark]
         if moved or now.keys() != self._left.keys():
             name = moved[0] if moved else next(iter(self._left.keys() - now.keys()))
             raise PrivacyError(
                 f"parameter {name!r} was changed outside the private step, by another optimizer or a callback: no "
-                "epsilon covers that"
+                "epsilon covers that; average weights in a copy, or, if nothing but released weights went into it, "
+                "declare that by guard.accept()"
             )
 
     def accept(self) -> None:
-        """Take the weights as they are now: a checkpoint was loaded."""
-        self._left = marks(self.model)
+        """Take the weights as they are now: a checkpoint was loaded, or they are an average of released ones."""
+        self._left = self._marks()
+
+    def _marks(self) -> dict[str, tuple[float, int]]:
+        """Of the weights, and of what the optimizer remembers: whoever writes to a momentum moves them later."""
+        return {**marks(self.model), **_remembered(self.model, self._optimizer)}
 
     def close(self) -> None:
         """Let the optimizer go."""
@@ -108,6 +118,23 @@ class Guard:
 def marks(model: nn.Module) -> dict[str, tuple[float, int]]:
     """For each trained parameter two sums over its values and its bits, which a change changes."""
     return {name: _mark(leaf.detach()) for name, leaf in model.named_parameters() if leaf.requires_grad}
+
+
+def _remembered(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, tuple[float, int]]:
+    """The same of every tensor in the optimizer's state."""
+    names = {id(leaf): name for name, leaf in model.named_parameters()}
+    return {
+        f"{names.get(id(owner), '?')} (its {key} in the optimizer)": _mark(value.detach())
+        for owner, held in optimizer.state.items()
+        for key, value in held.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _hooks(optimizer: torch.optim.Optimizer) -> tuple[list[int], list[int]]:
+    """Which functions run before and after each of its steps."""
+    before, after = optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks
+    return list(before), list(after)
 
 
 def _mark(leaf: Tensor) -> tuple[float, int]:

@@ -51,6 +51,9 @@ def private_module() -> type:
         ) -> None:
             module.guard.check(self.due)
 
+        def on_fit_end(self, trainer: Any, module: Any) -> None:
+            module.guard.check()  # callbacks at the end of training had their turn
+
     class PrivateModule(lightning.LightningModule):
         """A ``LightningModule`` whose every step goes through the private step, and that raises if one does not.
 

@@ -107,7 +107,7 @@ def private_trainer() -> type:
             super().__init__(*given, **named)
             if self.train_dataset is None:
                 raise SettingError("train_dataset is missing: it is the private data")
-            if self.eval_dataset is not None and self.eval_dataset is self.train_dataset:
+            if _holds(self.eval_dataset, self.train_dataset):
                 raise PrivacyError(
                     "eval_dataset is the private data itself: no epsilon covers what it would show"
                 )
@@ -165,7 +165,14 @@ def private_trainer() -> type:
                 raise PrivacyError(
                     "training ended without a private step for each of its steps; override something else"
                 )
+            self.guard.check()  # callbacks at the end of training had their turn
             return found
+
+        def _load_best_model(self) -> None:
+            """Weights that were released on the way, chosen by public rows."""
+            super()._load_best_model()
+            if self.guard is not None:
+                self.guard.accept()
 
         def hyperparameter_search(self, *given: Any, **named: Any) -> Any:
             raise PrivacyError("every trial of a search costs as much as a run: search on public data")
@@ -187,6 +194,15 @@ def private_trainer() -> type:
                 ) from None
 
     return PrivateTrainer
+
+
+def _holds(data: Any, private: Any) -> bool:
+    """Whether a dataset, or one of several, is the private one or a part of it."""
+    if data is None or isinstance(data, str):
+        return False
+    if isinstance(data, dict):
+        return any(_holds(each, private) for each in data.values())
+    return data is private or _holds(getattr(data, "dataset", None), private)
 
 
 def _fitting(args: Any, settings: dict[str, Any], count: int) -> tuple[Any, int]:

@@ -21,6 +21,7 @@ from saltflat.cli import (
     pate,
     report,
     suggest,
+    sweep,
     synthesize,
     train,
 )
@@ -67,6 +68,7 @@ _COMMANDS = (
     suggest,
     doctor,
     train,
+    sweep,
     federate,
     pate,
     synthesize,

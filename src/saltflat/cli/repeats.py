@@ -115,6 +115,7 @@ def _begin_ledger(ledger: Path, recipe: Recipe, plan: Plan, times: int) -> None:
     """One ledger for all, with a budget that holds every run and its spare steps; it refuses more."""
     from saltflat.privacy.record.history import Budget
     from saltflat.privacy.record.ledger import Ledger
+    from saltflat.recipes.build import with_spare
 
     if plan.data_driven:
         raise SettingError(
@@ -123,7 +124,7 @@ def _begin_ledger(ledger: Path, recipe: Recipe, plan: Plan, times: int) -> None:
         )
     budget = None
     if recipe.epsilon is not None and not ledger.exists():
-        generous = replace(plan, phases=tuple(replace(p, steps=p.steps + recipe.spare) for p in plan.phases))
+        generous = with_spare(plan, recipe.spare)
         budget = Budget(epsilon=_joint(generous, recipe.delta, times) * (1 + 1e-6), delta=recipe.delta)
     Ledger.open(ledger, dataset=recipe.data, budget=budget).close()
 

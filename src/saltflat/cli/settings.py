@@ -88,8 +88,8 @@ def changes(
     """What the flags ask for, as changes of the document: (keys, value, the flag)."""
     for flag in flags:
         if flag.name in given:
-            value = _value(flag, given[flag.name])
-            keys = _in_the_phase(flag, value, document) if flag.of_phase else flag.keys or (flag.name,)
+            value = value_of(flag, given[flag.name])
+            keys = keys_for(flag, value, document)
             yield keys, value, flag.word
     for text in sets:
         key, equals, value = text.partition("=")
@@ -101,7 +101,8 @@ def changes(
             raise SettingError(f"--set {text[:60]}: {error}") from None
 
 
-def _value(flag: Flag, text: str) -> Any:
+def value_of(flag: Flag, text: str) -> Any:
+    """What a flag's word means."""
     if flag.name == "method" and text in OLD_NAMES:
         return OLD_NAMES[text]
     if flag.name == "split" and text in SPLITS:
@@ -110,6 +111,11 @@ def _value(flag: Flag, text: str) -> Any:
         return word(text)
     except DataError as error:
         raise SettingError(f"{flag.word} {text[:60]}: {error}") from None
+
+
+def keys_for(flag: Flag, value: Any, document: Document) -> Keys:
+    """The entry of the recipe that a flag changes."""
+    return _in_the_phase(flag, value, document) if flag.of_phase else flag.keys or (flag.name,)
 
 
 def _in_the_phase(flag: Flag, value: Any, document: Document) -> Keys:

@@ -23,7 +23,7 @@ from saltflat.core.check import Take, check_step, check_views
 from saltflat.core.group import ALONE, Group
 from saltflat.core.layers import check_model, check_whole
 from saltflat.core.memory import keep_freed_memory
-from saltflat.core.reading import check_read
+from saltflat.core.reading import AT_FIRST, check_read
 from saltflat.core.sampling import (
     Batch,
     Form,
@@ -186,11 +186,15 @@ class PerExample:
     def check(self, params: Tree, take: Take, count: int) -> Spot:
         """See `check_model`, `check_read`, `check_views` and `check_step`."""
         check_model(self.model)
-        check_read(take, np.arange(min(count, 4)), self.rows_per_unit)
+        self.check_read(take, np.arange(min(count, AT_FIRST)))
         with full_float32():
             if self.augment is not None:
                 check_views(self._drawn_views, take, count)
             return check_step(self, params, take, count)
+
+    def check_read(self, take: Take, units: Indices) -> None:
+        """See `saltflat.core.reading`; asked again as training goes on, of units that were drawn."""
+        check_read(take, units, self.rows_per_unit)
 
     def _drawn_views(self, batch: Batch) -> Batch:
         with still(self.augment):

@@ -177,10 +177,10 @@ def _count(holder: object) -> int | None:
 
 def _shared(one: object, other: object) -> bool:
     """Whether two are the same object, or arrays of which some bytes may be the same."""
-    spans = [_span(each) for each in (one, other)]
-    if spans[0] is None or spans[1] is None:
+    mine, theirs = _span(one), _span(other)
+    if mine is None or theirs is None:
         return one is other
-    (place, low, end), (there, start, high) = spans
+    (place, low, end), (there, start, high) = mine, theirs
     return place == there and low < high and start < end
 
 

@@ -191,26 +191,42 @@ class Held:
     """What a model must keep while it trains: every tensor that is not trained; and what else it holds at first."""
 
     tensors: Mapping[str, Tensor] = field(repr=False)
+    buffers: Mapping[str, bool] = field(repr=False)  # by every name that they have; whether there was one
     plain: Mapping[str, Mapping[str, object]] = field(repr=False)  # attributes of every layer
 
     @classmethod
     def by(cls, model: nn.Module) -> Held:
         tensors = {name: leaf.detach().clone() for name, leaf in _untrained(model)}
-        shallow = lambda value: type(value)(value) if type(value) in (dict, list) else value
+        shallow = lambda value: type(value)(value) if type(value) in (dict, list, set) else value
         plain = {
             name: {key: shallow(value) for key, value in vars(module).items() if key not in _TORCHS_OWN}
             for name, module in model.named_modules()
         }
-        return cls(tensors, plain)
+        buffers = {
+            f"{name}.{key}": leaf is not None
+            for name, module in model.named_modules()
+            for key, leaf in module._buffers.items()
+        }
+        return cls(tensors, buffers, plain)
 
     def clear(self, model: nn.Module) -> None:
         """Take out what forward left in the model, a map of attention or the last batch: it is made of private rows.
 
-        Whoever saves the whole model would release it without noise. Weights and buffers are not touched.
+        Whoever saves the whole model would release it without noise. Weights are not touched, nor buffers that were
+        there at first; one that forward registered on the way is taken out too, and so is what a list, a dictionary or
+        a set got, whatever it is: a row is one as a list of numbers too.
         """
         for name, module in model.named_modules():
+            for key in [key for key in module._buffers if not self.buffers.get(f"{name}.{key}")]:
+                if (
+                    f"{name}.{key}" in self.buffers
+                ):  # a place that was empty, as a norm without statistics has it
+                    module._buffers[key] = None
+                else:
+                    del module._buffers[key]
             for key, value in list(vars(module).items()) if name in self.plain else ():
-                if any(f"{name}.{each}" not in self.tensors for each, _ in _held_as(key, value, module)):
+                new = any(f"{name}.{each}" not in self.tensors for each, _ in _held_as(key, value, module))
+                if new or _grew(value, self.plain[name].get(key)):
                     _put_back(module, key, self.plain[name])
 
     def check(self, model: nn.Module) -> None:
@@ -224,6 +240,23 @@ class Held:
                 )
 
 
+def _grew(now: object, then: object) -> bool:
+    """Whether a list, a dictionary or a set of plain things has others in it than it had."""
+    mine, before = _inside(now), _inside(then)
+    if mine is None or before is None:
+        return False
+    if any(isinstance(each, nn.Parameter | nn.Module) for each in (*mine, *before)):
+        return False  # weights that a layer lists, which others may have moved to a device
+    return len(mine) != len(before) or any(one is not other for one, other in zip(mine, before, strict=True))
+
+
+def _inside(value: object) -> list[object] | None:
+    """What is in a list, a dictionary or a set; None of anything else."""
+    if isinstance(value, dict):
+        return [*value.keys(), *value.values()]
+    return list(value) if isinstance(value, list | set) else None
+
+
 def _put_back(module: nn.Module, key: str, before: Mapping[str, object]) -> None:
     """An attribute as it was: lists and dictionaries in place, as others may hold them too."""
     now, then = vars(module)[key], before.get(key)
@@ -232,6 +265,9 @@ def _put_back(module: nn.Module, key: str, before: Mapping[str, object]) -> None
     elif isinstance(now, dict) and isinstance(then, dict):
         now.clear()
         now.update(then)
+    elif isinstance(now, set) and isinstance(then, set):
+        now.clear()
+        now |= then
     elif key in before:
         setattr(module, key, then)
     else:

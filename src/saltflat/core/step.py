@@ -7,10 +7,12 @@ every part is a function of it; only `charge` leaves a trace, and it stands befo
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from saltflat.core.ask import Ask, Release
@@ -18,7 +20,6 @@ from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.group import Group
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.reading import check_read
 from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick
 from saltflat.core.shards import own_source
 from saltflat.core.spot import Spot, check_answer, check_moved
@@ -212,8 +213,9 @@ def look_again(
         some = drawn[-1][: max(2, int(few))]
         with full_float32():
             _look(spot, copied(at.params), private, private.taken(some))
-        if private.form is not None:
-            check_read(private.units.take, some, private.rows_per_unit)
+        read_again = getattr(private.contribution, "check_read", None)
+        if read_again is not None:
+            read_again(private.units.take, np.roll(some, secrets.randbelow(len(some))))
 
 
 def _look(spot: Spot, params: Tree, private: Private, batch: Batch | None) -> None:

@@ -12,6 +12,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
+def without_interrupts() -> Iterator[None]:
+    """A process that begins here is not reached by Ctrl-C, from its first moment on, before it can say so itself."""
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # which would lift the block when the first process begins
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
 def finish_first() -> Iterator[list[int]]:
     """A list that is empty until SIGTERM or Ctrl-C arrives, and then holds the signal's number.
 

@@ -122,6 +122,11 @@ class Authors:
     def of(cls, comments: Examples, authors: Sequence[str], *, rows: int) -> Authors:
         if len(authors) != comments.count:
             raise DataError("each comment needs one author; got more of the one than of the other")
+        if not all(isinstance(author, str | int | np.integer) for author in authors):
+            raise DataError(
+                "authors are texts or whole numbers, and some are neither: by a missing name (NaN), or a tensor, each "
+                "comment would be a unit of its own; leave such comments out, or give all of them one name"
+            )
         if not is_whole(rows):
             raise SettingError(f"an author has a whole number of rows, at least one; got rows={rows!r}")
         own: dict[str, list[int]] = {}

@@ -17,7 +17,7 @@ from saltflat.data.examples import Examples, Split
 from saltflat.data.pictures import CACHE
 from saltflat.errors import DataError
 from saltflat.features.joined import Joined
-from saltflat.features.stages import Stage, built, described, mapped, shape_after
+from saltflat.features.stages import Stage, built, check_apart, described, foreign, mapped, shape_after
 
 VERSION = 1  # of what stages compute: a change there makes old files useless
 Watch = Callable[[int, int], None]  # images done, of how many
@@ -53,7 +53,8 @@ def compute(
 ) -> Tensor:
     """The features of images (n, channels, height, width), float32; see `featured`."""
     shape = shape_after(stages, tuple(images.shape[1:]))
-    kept = _place(cache, images, _way(stages))
+    way = _way(stages)
+    kept = None if way is None else _place(cache, images, way)
     if kept is None:
         return mapped(_module(stages, images), images, torch.empty(len(images), *shape), watch)
     if not kept.is_file():
@@ -98,8 +99,10 @@ def _read(kept: Path, *shape: int) -> Tensor:
     return torch.from_numpy(found)
 
 
-def _way(stages: Sequence[Stage]) -> str:
-    """How features are made, in words that change when anything about it does."""
+def _way(stages: Sequence[Stage]) -> str | None:
+    """How features are made, in words that change when anything about it does; None where no words of ours would."""
+    if foreign(tuple(stages)):
+        return None
     return " ".join([described(stages), *_files(stages)])
 
 
@@ -160,18 +163,23 @@ def _begun(folder: Path, images: Tensor, stages: Sequence[Stage]) -> tuple[Tenso
     """What to go on from, and by what: the most stages whose features are kept already, so that later ones may vary."""
     module = _module(stages, images)
     for done in range(len(stages) - 1, 0, -1):
-        file = _place(folder, images, _way(stages[:done]))
+        way = _way(stages[:done])
+        file = None if way is None else _place(folder, images, way)
         if file is not None and file.is_file():
             return compute(images, stages[:done], cache=folder), module[done:]
     return images, module
 
 
 def _module(stages: Sequence[Stage], images: Tensor) -> torch.nn.Sequential:
-    """The map, made once for the examples for training and for testing; one of stages without a hash is made anew."""
+    """The map, made once for all examples; one with stages or processes of somebody else's is made anew, and tried."""
     shape = tuple(images.shape[1:])
+    if foreign(tuple(stages)):
+        module = built(stages, shape)
+        check_apart(module, torch.rand(4, *shape))
+        return module
     try:
         return _made(tuple(stages), shape)
-    except TypeError:
+    except TypeError:  # settings without a hash
         return built(stages, shape)
 
 

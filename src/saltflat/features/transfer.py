@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from saltflat.data.examples import IMAGENET, Examples, Scale, Split
 from saltflat.errors import ModelError, SettingError
 from saltflat.features.computed import Watch, kept_or_made
-from saltflat.features.stages import AT_ONCE, Seen, Shape, check_image
+from saltflat.features.stages import AT_ONCE, Seen, Shape, check_apart, check_image
 from saltflat.settings import is_whole
 
 Pick = Callable[[Any], Tensor]
@@ -135,25 +135,6 @@ def usual(answer: Any) -> Tensor:
     raise ModelError(
         f"no features are known in a {type(answer).__name__}; give pick=, a function that takes them"
     )
-
-
-def check_apart(fixed: nn.Module, rows: Tensor) -> None:
-    """Refuse an extractor in which one made-up example changes another's features."""
-    try:
-        with torch.no_grad():
-            together = fixed(rows)
-            others = torch.cat([fixed(torch.cat([row.unsqueeze(0), rows.flip(0)[:2]]))[:1] for row in rows])
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"the extractor does not take examples of shape {tuple(rows.shape[1:])}: {first}"
-        ) from None
-    gap = float((together - others).abs().max()) / (float(together.abs().max()) + 1e-12)
-    if not gap < 1e-3:
-        raise ModelError(
-            "the extractor mixes examples: one's features change with who is beside it, or by chance; take one whose "
-            "eval mode looks at each example alone"
-        )
 
 
 def digest(model: nn.Module) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -15,7 +16,8 @@ from saltflat.core.chance import secret
 from saltflat.core.check import Take
 from saltflat.core.contribution import Loss
 from saltflat.core.layers import check_whole
-from saltflat.core.sampling import rows_in
+from saltflat.core.reading import AT_FIRST, check_each_read
+from saltflat.core.sampling import Indices, rows_in
 from saltflat.core.spot import Spot, modes_of
 from saltflat.errors import SettingError
 from saltflat.federated.check import check_clients, usual_rows
@@ -87,13 +89,18 @@ class PerClient:
         return torch.stack([torch.tensor([self._loss(p, client) for client in batch]) for p in points])
 
     def check(self, params: Tree, take: Take, count: int) -> Spot:
-        """See `check_clients`."""
+        """See `check_clients` and `check_read`."""
+        self.check_read(take, np.arange(min(count, AT_FIRST)))
         spot = check_clients(self, params, take, count)
         if spot.like is not None:
             self.ways[modes_of(self.model)] = at_once = most_at_once(self.trainer, params, spot.like)
             if at_once == 1 and self.workers.count:
                 self.workers.begin(self.trainer.one)  # so that what keeps them from it costs no round
         return spot
+
+    def check_read(self, take: Take, units: Indices) -> None:
+        """See `saltflat.core.reading`; asked again as training goes on, of clients that were drawn."""
+        check_each_read(take, units, lambda client: client.rows)
 
     def _at_once(self, point: Tree, batch: Sequence[Client]) -> int:
         """Decided once for a mode of the model, by the form that most clients' rows have; one alone needs no trial."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from saltflat import tree
 from saltflat.core.sampling import mapped
 from saltflat.core.spot import modes_of
+from saltflat.core.stop import without_interrupts
 from saltflat.errors import ModelError, SettingError
 from saltflat.federated.clients import Client
 from saltflat.federated.local import Training
@@ -195,7 +196,7 @@ class _Hand:
         here, there = context.Pipe()
         process = context.Process(target=_work, args=(there, parcel), daemon=True)
         try:
-            with _without_interrupts():
+            with without_interrupts():
                 process.start()
         except Exception as error:
             here.close()
@@ -227,22 +228,6 @@ class _Hand:
                 "remove the running statistics, or keep that layer in eval mode"
             )
         return found
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """What begins here is not reached by Ctrl-C, from its first moment on, before it can say so itself."""
-    if not hasattr(signal, "pthread_sigmask"):  # on Windows
-        yield
-        return
-    from multiprocessing import resource_tracker
-
-    resource_tracker.ensure_running()  # which would lift the block when the first process begins
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _dismiss(hands: list[_Hand]) -> None:

@@ -118,8 +118,15 @@ def fitted(
 ) -> nn.Module:
     """The model after training on ``examples``, in eval mode; without an example it stays as it is.
 
-    Shuffles and jitter come from the public ``seed``: the same call gives the same weights.
+    Shuffles, jitter and what random layers draw come from the public ``seed``: the same call gives the same weights,
+    whoever was trained before.
     """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _fitted(model, examples, how, seed, watch)
+
+
+def _fitted(model: nn.Module, examples: Examples, how: SGD, seed: int, watch: Watch) -> nn.Module:
     model.train()
     params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     speed: Tree = {}

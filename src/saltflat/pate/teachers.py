@@ -12,7 +12,7 @@ import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -30,6 +30,7 @@ from saltflat.pate.votes import TeacherVotes
 from saltflat.privacy.record import durable
 from saltflat.settings import is_whole
 
+_SIZES = torch.tensor([1e3, -1e2, 1e-2, 1e-3])
 Chosen = NDArray[np.int16]  # a teacher's class for each query; -1 where it has none
 README = "README.txt"
 PRIVATE = (
@@ -69,13 +70,19 @@ class Teaching:
         return np.where(inside, found, nobody) if found.shape == nobody.shape else nobody
 
     def check(self) -> None:
-        """Refuse a network that cannot be trained on examples of this form: tried on made-up ones."""
+        """Refuse a network that cannot be trained on examples of this form, or that knows of other teachers.
+
+        Tried on made-up ones: a teacher is the same after another one was trained on far larger and smaller numbers.
+        """
         form = Form(self.queries.shape, classes=self.classes)
         inputs, targets = form.made_up(4)
         try:
-            model = fitted(made(self.make, 0), Examples(inputs, targets), replace(self.how, epochs=1))
-            with torch.no_grad():
-                outputs = model(inputs)
+            outputs = self._tried(inputs, targets, number=0)
+            with suppress(Exception):  # what it makes of such numbers is nobody's matter
+                self._tried(
+                    inputs * _SIZES.to(inputs).view(-1, *[1] * (inputs.ndim - 1)), targets.flip(0), number=1
+                )
+            again = self._tried(inputs, targets, number=0)
         except Exception as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(
@@ -85,6 +92,20 @@ class Teaching:
             raise ModelError(
                 f"the network gives outputs of shape {tuple(outputs.shape[1:])}, and there are {self.classes} classes"
             )
+        most = float(outputs.nan_to_num().abs().max())
+        if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-3 * most, equal_nan=True):
+            raise ModelError(
+                "a teacher changes with what others were trained on: make gives one network, or one layer, to several "
+                "of them, or networks remember what they saw, or draw numbers that are not torch's own; let make build "
+                "a new network each time, that keeps nothing"
+            )
+
+    def _tried(self, inputs: torch.Tensor, targets: torch.Tensor, *, number: int) -> torch.Tensor:
+        """What a teacher of these rows gives for them."""
+        how = replace(self.how, epochs=1)
+        model = fitted(made(self.make, number), Examples(inputs, targets), how, seed=number)
+        with torch.no_grad():
+            return model(inputs)
 
 
 @dataclass(frozen=True)

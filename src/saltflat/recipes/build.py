@@ -237,9 +237,8 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
     draft = draft_of(recipe, size)
     if recipe.epsilon is None:
         return draft
-    generous = (replace(phase, steps=phase.steps + recipe.spare) for phase in draft.phases)
     budget = {"epsilon": recipe.epsilon, "delta": recipe.delta}
-    plan = replace(draft, phases=tuple(generous))
+    plan = with_spare(draft, recipe.spare)
     portions = [stage.portion for stage in recipe.phase if stage.portion is not None]
     if portions:
         plan = split_budget(plan, portions=portions, budget_split=recipe.budget_split, **budget)
@@ -247,6 +246,11 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
         plan = calibrate(plan, **budget)
     both = zip(plan.phases, draft.phases, strict=True)
     return replace(plan, phases=tuple(replace(noisy, steps=planned.steps) for noisy, planned in both))
+
+
+def with_spare(plan: Plan, spare: int) -> Plan:
+    """The plan with as many more steps in each phase: the most that it may take, with what crashes waste."""
+    return replace(plan, phases=tuple(replace(each, steps=each.steps + spare) for each in plan.phases))
 
 
 def with_pools(plan: Plan, pools: Mapping[str, PublicGradients]) -> Plan:

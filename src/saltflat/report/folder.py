@@ -21,7 +21,7 @@ from saltflat.recipes import toml
 from saltflat.recipes.documents import settings, strange
 from saltflat.report.found import Found, found, read_object, text, without_folder
 from saltflat.report.shapes import Shapes, read_shapes
-from saltflat.runs import evaluation, synthetic
+from saltflat.runs import evaluation, sweep, synthetic
 from saltflat.runs.evaluation import Evaluation
 from saltflat.runs.identity import identity_of
 from saltflat.runs.layout import MARKS, Before, Folder, Reading, before, head_of, number, readings
@@ -124,7 +124,7 @@ def gather(paths: Sequence[Path], *, shared: Path | None = None, beside: Path | 
         if not path.is_dir():
             what = "is a file" if path.exists() else "does not exist"
             raise DataError(f"{path} {what}; give the folder of a run, which `saltflat train --out` wrote")
-    every = [run for path in paths for run in (runs_in(path) or [path])]
+    every = [run for path in paths for run in (runs_in(path) or sweep.runs_in(path) or [path])]
     once = list({path.resolve(): path for path in every}.values())
     named = zip(once, unique_names(once), strict=True)
     runs = [read_run(path, name, near=_near(path, beside) or name, shared=shared) for path, name in named]
@@ -167,12 +167,15 @@ def read_run(path: Path, name: str, *, near: str = "", shared: Path | None = Non
 
 
 def _ledger_of(folder: Folder, shared: Path | None) -> Path:
-    """A run's own ledger, the one that was named, or that of the repeats which it is one of."""
+    """A run's own ledger, the one that was named, or that of the repeats or the sweep which it is one of."""
     if folder.ledger.exists() or head_of(folder.ledger).exists():
         return folder.ledger
     above = Folder(folder.path.resolve().parent)
     if shared is None and above.repeats.exists():
         return above.ledger
+    of = sweep.above(folder.path) if shared is None else None
+    if of is not None and (book := of[1].book(of[0])).is_file():
+        return book
     return shared or folder.ledger
 
 

@@ -19,6 +19,7 @@ from saltflat.report.html import Html, folded, items, join, table, tag
 from saltflat.report.joint import joint
 from saltflat.report.parts import MANY, Section, alert, figures, named, note, troubles
 from saltflat.runs.layout import RECIPE, number
+from saltflat.runs.sweep import SELECTED, above, standings, verdict
 
 
 def is_federated(run: Kept) -> bool:
@@ -102,7 +103,28 @@ def _repeated(group: Group) -> list[str]:
 
 
 def sweep(runs: Sequence[Kept]) -> Section | None:
-    """Recipes that differ in one number alone: accuracy against that number, and what trying them all costs."""
+    """Sweeps: who won and what having looked costs; of recipes that differ in one number, accuracy against it."""
+    kept, drawn = _kept_sweeps(runs), _against_one_number(runs)
+    return Section("sweep", "Sweep", join((*kept, drawn))) if kept or drawn else None
+
+
+def _kept_sweeps(runs: Sequence[Kept]) -> list[Html]:
+    """What ``saltflat sweep`` left: a table of all settings, the best first, and its sentences."""
+    parts: list[Html] = []
+    found = {of[0]: (of[1], run) for run in runs if (of := above(run.path)) is not None}
+    for out, (kept, run) in found.items():
+        rows = [] if kept.mode == SELECTED else standings(out, kept)
+        delta = run.spent.delta or number((run.recipe.value or {}).get("delta"))
+        head = ("setting", "mean ± standard error", "trials ended")
+        body = [(each.setting.name, each.in_words(), f"{each.ended} of {each.trials}") for each in rows]
+        said = ["What the sweep cost is not known: no delta."] if delta is None else verdict(out, kept, delta)
+        parts.append(items(said, class_="statement"))
+        parts += [table(head, body, caption="Settings, the best first")] if body else []
+    return parts
+
+
+def _against_one_number(runs: Sequence[Kept]) -> Html | None:
+    """Of recipes that differ in one number alone: accuracy against that number, and what trying them all costs."""
     groups = [group for group in grouped(runs) if group.accuracy is not None]
     key = swept(groups)
     if not key:
@@ -123,7 +145,7 @@ def sweep(runs: Sequence[Kept]) -> Section | None:
         f"These recipes differ in {key} alone. Whoever picks the best of them uses all of them: what that costs is "
         f"{cost or 'unknown'}, and not the epsilon of the one that was picked."
     )
-    return Section("sweep", "Sweep", join((tag("p", why), figures([picture]))))
+    return join((tag("p", why), figures([picture])))
 
 
 def swept(groups: Sequence[Group]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save
@@ -30,6 +30,7 @@ from saltflat.federated.measured import clipping_of
 from saltflat.landscape.access import PUBLIC, Access
 from saltflat.privacy.record import durable
 from saltflat.privacy.record.checkpoint import numbers
+from saltflat.privacy.record.costs import Cost
 from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
@@ -68,6 +69,32 @@ class Outcome:
     before: Before | None = None  # what came before the private phase, and every stage's accuracy
 
 
+class Book(Protocol):
+    """What is on record of all runs: a `Ledger`, or one that another process writes."""
+
+    def epsilon(self, delta: float) -> float: ...
+
+
+class Account(Protocol):
+    """A run's account in it: a ledger's `Run`, or one that another process charges."""
+
+    def step(self, rate: float, noise_multiplier: float) -> None: ...
+    def charged(self) -> dict[Cost, int]: ...
+    def epsilon(self, delta: float) -> float: ...
+
+
+class Opened(Protocol):
+    """Opens a ledger for the run in a folder, for as long as it goes, as `charged_here` does in this process."""
+
+    def __call__(
+        self, recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str
+    ) -> AbstractContextManager[tuple[Book, Account]]: ...
+
+
+def _as_it_is(declared: Declared) -> Declared:
+    return declared
+
+
 def execute(
     recipe: Recipe,
     plan: Plan,
@@ -83,6 +110,8 @@ def execute(
     access: Access | None = None,
     infinity: Access | None = None,
     preparing: Told = lambda what, done, of: None,
+    opened: Opened | None = None,
+    declare: Callable[[Declared], Declared] = _as_it_is,
 ) -> Outcome:
     """Train, charge, keep: a new run in the folder, or with ``resume`` the one that is there.
 
@@ -90,6 +119,7 @@ def execute(
     What the recipe puts before the private phase comes first (``preparing`` is told of it), and costs nothing.
     With ``access``, which declares the clients' data `PUBLIC`, readings also say what the clip does to their updates.
     With ``infinity``, which declares the training examples so, the same training without noise is done too.
+    ``opened`` opens the ledger where another process writes it; ``declare`` adds to what the statement says.
 
     *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
     recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
@@ -111,7 +141,8 @@ def execute(
     with start:
         ready = prepared(recipe, split, folder, model, told=preparing)
         plan = with_pools(plan, ready.pools)
-        with _charged(recipe, plan, folder, ledger, unit=contribution.unit) as (book, run):
+        charged = opened or charged_here
+        with charged(recipe, plan, folder, ledger, unit=contribution.unit) as (book, run):
             units = units_of(recipe, split, folder if resume else None, device=device)
             if isinstance(units, Clients):
                 keep_clients(recipe, units, folder)
@@ -123,9 +154,8 @@ def execute(
             event, on_record = plan.event_on_record(run.charged()), book.epsilon(recipe.delta)
         if infinity is not None:
             _without_noise(recipe, plan, test, folder, units)
-    statement = state(
-        event, _declared(recipe, plan, folder, ready, contribution.unit), adjacency=plan.relation
-    )
+    declared = declare(_declared(recipe, plan, folder, ready, contribution.unit))
+    statement = state(event, declared, adjacency=plan.relation)
     keep_evaluation(folder, model, test, recipe.physical)
     finish(folder, model, statement)
     right, error, perplexity = scores(model, test, recipe.physical)
@@ -173,7 +203,7 @@ class _Readings:
     plan: Plan
     split: Split
     probe: nn.Module  # a second network, so that the one in training is left alone
-    run: Run
+    run: Account
     updates: Callable[[Progress], dict[str, float]] | None = None
     at: int | None = None
     when: float = 0.0
@@ -251,7 +281,7 @@ def _released(folder: Folder) -> tuple[str, ...]:
 
 
 @contextmanager
-def _charged(
+def charged_here(
     recipe: Recipe, plan: Plan, folder: Folder, shared: Path | None, *, unit: str
 ) -> Iterator[tuple[Ledger, Run]]:
     """The ledger, and the folder's run in it; few steps are reserved at a time, as a crash wastes them: one round.
@@ -259,7 +289,7 @@ def _charged(
     The run is known by its identity, wherever the folder is; the path is there for people to read.
     """
     budget = None if shared is not None else _budget(recipe, plan)
-    block, identity = 1 if recipe.clients else max(1, recipe.spare // 4), identity_of(folder.path)
+    block, identity = block_of(recipe), identity_of(folder.path)
     with (
         Ledger.open(shared or folder.ledger, dataset=recipe.data, budget=budget) as book,
         book.run(
@@ -267,6 +297,11 @@ def _charged(
         ) as run,
     ):
         yield book, run
+
+
+def block_of(recipe: Recipe) -> int:
+    """How many steps are reserved at a time, and may be wasted by a crash."""
+    return 1 if recipe.clients else max(1, recipe.spare // 4)
 
 
 def _budget(recipe: Recipe, plan: Plan) -> Budget | None:

@@ -30,6 +30,7 @@ TENSORBOARD = "tensorboard"
 EVALUATION = "evaluation.json"  # see `saltflat.runs.evaluation`
 PATH = "path"  # released weights on the way, of a small network: a file for each reading
 REPEATS = "repeats.json"  # in a folder of several runs of one recipe: see `saltflat.runs.repeats`
+SWEEP = "sweep.json"  # in a folder of recipes that differ in some settings: see `saltflat.runs.sweep`
 SYNTHETIC = (
     "synthetic"  # samples of a generator and what they were found to be: see `saltflat.runs.synthetic`
 )

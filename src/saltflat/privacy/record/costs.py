@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from dp_accounting.dp_event import DpEvent
 
 ADJACENCIES = ("add-or-remove", "replace")
-MOST_POINTS = 500  # of a Renyi curve: it must fit in a line
+MOST_POINTS = 500  # of a Renyi curve, or kinds of steps in a trial: it must fit in a line
+MOST_TRIALS = 1000  # expected ones
 
 Pair: TypeAlias = tuple[float, float]
 """One step on a Poisson sample: (rate, noise_multiplier); rate 1 is a plain Gaussian."""
@@ -103,17 +104,49 @@ class RenyiBound:
             raise AccountingError(f"the orders of points must grow; got {orders}")
 
 
-Cost: TypeAlias = Pair | FixedSize | CappedUser | RenyiBound
+@dataclass(frozen=True)
+class BestOf:
+    """The best of a random number of trials and nothing of the others: as many as a coin says that falls each time
+    for one more with probability 1 - 1/``mean``. One trial takes ``steps``: (rate, noise_multiplier, how many).
+
+    *Guarantee*: holds if the coins are secret and fall once, before the first trial; if no trial takes more than
+    ``steps``, whatever its settings; if settings are drawn without a look at the data; and if the score by which the
+    best is picked is made of released or public values. See `accounting.selection.geometric_trials`.
+
+    >>> words(BestOf(6.0, ((0.04, 2.35, 100),)))
+    'the best of a random number of trials, 6 expected, of 100 steps each'
+    """
+
+    mean: float
+    steps: tuple[tuple[float, float, int], ...]
+
+    kind: ClassVar[str] = "best-of"
+    adjacencies: ClassVar[tuple[str, ...]] = ADJACENCIES[:1]
+
+    def __post_init__(self) -> None:
+        mean = real("the expected number of trials", self.mean)
+        if not 1 < mean <= MOST_TRIALS:
+            raise AccountingError(
+                f"the expected number of trials is above 1, at most {MOST_TRIALS}; got {mean}"
+            )
+        if not (isinstance(self.steps, tuple | list) and 0 < len(self.steps) <= MOST_POINTS):
+            raise AccountingError(
+                f"steps is {self.steps!r}: give 1 to {MOST_POINTS} of (rate, noise, how many)"
+            )
+        _put(self, mean=mean, steps=tuple(sorted(_steps(each) for each in self.steps)))
+
+
+Cost: TypeAlias = Pair | FixedSize | CappedUser | RenyiBound | BestOf
 """What one step, or one release, costs."""
 
-KINDS: Mapping[str, type[FixedSize | CappedUser | RenyiBound]] = {
-    each.kind: each for each in (FixedSize, CappedUser, RenyiBound)
+KINDS: Mapping[str, type[FixedSize | CappedUser | RenyiBound | BestOf]] = {
+    each.kind: each for each in (FixedSize, CappedUser, RenyiBound, BestOf)
 }
 
 
 def checked(cost: object) -> Cost:
     """``cost``, if it is one; a pair of any numbers is checked here, the others checked themselves."""
-    if isinstance(cost, FixedSize | CappedUser | RenyiBound):
+    if isinstance(cost, FixedSize | CappedUser | RenyiBound | BestOf):
         return cost
     if isinstance(cost, tuple) and len(cost) == 2:
         return checked_rate(cost[0]), checked_noise(cost[1])
@@ -188,9 +221,18 @@ def event_of(cost: Cost, steps: int = 1) -> DpEvent:
         one = events.group_step_event(cost.rate, cost.noise_multiplier, cap=cost.cap)
     elif isinstance(cost, RenyiBound):
         one = events.RenyiDpEvent(cost.what, cost.points)
+    elif isinstance(cost, BestOf):
+        one = _best_of(cost)
     else:
         one = events.step_event(*cost)
     return events.repeated(one, steps)
+
+
+def _best_of(cost: BestOf) -> DpEvent:
+    from saltflat.privacy.accounting import events, selection
+
+    trial = events.compose(*(events.phase_event(rate, noise, count) for rate, noise, count in cost.steps))
+    return selection.geometric_trials(trial, mean=cost.mean)
 
 
 def words(cost: Cost) -> str:
@@ -204,6 +246,9 @@ def words(cost: Cost) -> str:
     if isinstance(cost, RenyiBound):
         orders = f"{len(cost.points)} orders, {cost.points[0][0]:g} to {cost.points[-1][0]:g}"
         return f"{cost.what} (Renyi bound at {orders})"
+    if isinstance(cost, BestOf):
+        steps = sum(count for _, _, count in cost.steps)
+        return f"the best of a random number of trials, {cost.mean:g} expected, of {steps} steps each"
     if isinstance(cost, CappedUser):
         pair = words((cost.rate, cost.noise_multiplier))
         return f"{pair}, at most {cost.cap} examples of a user"
@@ -222,6 +267,10 @@ def columns(cost: Cost) -> tuple[str, str]:
         return f"{cost.rate:.6g}, {cost.cap} per user", f"{cost.noise_multiplier:.6g}"
     if isinstance(cost, RenyiBound):
         return cost.what, "Renyi bound"
+    if isinstance(cost, BestOf):
+        return f"best of {cost.mean:g} expected trials", ", ".join(
+            f"{noise:.6g}" for _, noise, _ in cost.steps
+        )
     return f"{cost[0]:.6g}", f"{cost[1]:.6g}"
 
 
@@ -234,7 +283,8 @@ def facts(cost: Cost) -> dict[str, Any]:
     if isinstance(cost, tuple):
         return {"rate": cost[0], "noise": cost[1]}
     given = {
-        name: [list(p) for p in value] if name == "points" else value for name, value in asdict(cost).items()
+        name: [list(p) for p in value] if isinstance(value, tuple) else value
+        for name, value in asdict(cost).items()
     }
     return {"kind": cost.kind, **given}
 
@@ -259,3 +309,9 @@ def _point(pair: object) -> tuple[float, float]:
     raise AccountingError(
         f"points of a Renyi curve have orders from 1.1 to 1024 and a bound >= 0; got {pair!r}"
     )
+
+
+def _steps(each: object) -> tuple[float, float, int]:
+    if not (isinstance(each, tuple | list) and len(each) == 3):
+        raise AccountingError(f"steps of a trial are (rate, noise_multiplier, how many); got {each!r}")
+    return checked_rate(each[0]), checked_noise(each[1]), checked_count("the steps of a trial", each[2])

@@ -130,9 +130,10 @@ class Ledger(Single):
         """As :meth:`room`, for steps of any kind of cost."""
         cost = checked(cost)
         with self._lock:
-            budget, spent = self.history.budget, self.history.steps()
+            budget = self.history.budget
             if budget is None:
                 return steps
+            spent = self.history.steps()
             used = spent.pop(cost, 0)
             key = (cost, spent)  # while other costs do not change, what is known about this one stays true
             if self._gate is None or self._gate[0] != key:

@@ -149,6 +149,10 @@ class Statement:
 
     def _limits(self) -> list[str]:
         fixed = "made without private data, so that no statistic of private rows is in them"
+        if "declared by its maker" in self.features:
+            fixed = (
+                "what is declared was not looked into: no epsilon covers a statistic of private rows in it"
+            )
         fixed += "; pretrained models protect no one whom they were made from" * (
             "public data" in self.features
         )
