@@ -287,6 +287,11 @@ class Torch:
         """A new optimizer and scheduler with what `pack` gave."""
         own, optimizer, scheduler = self.init(params)
         optimizer.load_state_dict(packed[0])
+        if tree.has_shards(params):  # what was kept is whole
+            for leaf in own.values():
+                for name, value in optimizer.state[leaf].items():
+                    if isinstance(value, Tensor) and value.shape == leaf.shape and value.ndim:
+                        optimizer.state[leaf][name] = tree.cut(value, leaf)
         if scheduler is not None:
             scheduler.load_state_dict(packed[1])
         return own, optimizer, scheduler

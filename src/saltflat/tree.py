@@ -1,17 +1,67 @@
 """Arithmetic on trees: a point or a direction in weight space, as ``{name: tensor}``.
 
-Every function is pure: it returns a new tree and leaves its arguments alone.
+Every function is pure: it returns a new tree and leaves its arguments alone. A leaf may be *sharded*, a `DTensor` of
+PyTorch's: each process holds a part of it, and arithmetic leaf by leaf is on the parts. What is a number of the whole
+tree (`dot`, `norm`) is one number in all processes, which then must all ask for it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Tree = dict[str, Tensor]
+
+
+def is_sharded(leaf: Tensor) -> bool:
+    """Whether processes hold a part of it each; by its form, as most runs never load what `DTensor` takes."""
+    return type(leaf) is not Tensor and hasattr(leaf, "device_mesh")
+
+
+def has_shards(tree: Tree) -> bool:
+    """Whether the leaves are sharded: all of them are, or none (`saltflat.core.alike`)."""
+    return any(is_sharded(leaf) for leaf in tree.values())
+
+
+def whole(leaf: Any) -> Tensor:
+    """All of a sharded leaf, in every process, which all must ask for; another leaf as it is."""
+    return leaf.full_tensor() if is_sharded(leaf) else leaf
+
+
+def cut(values: Tensor, like: Any) -> Tensor:
+    """``values``, which this process has whole, on the device of ``like``; of a sharded leaf, this process's part."""
+    values = values.to(like.device)
+    if not is_sharded(like):
+        return values
+    from torch.distributed.tensor import DTensor, Replicate
+
+    there = DTensor.from_local(values, like.device_mesh, [Replicate()], run_check=False)
+    return there.redistribute(placements=like.placements)
+
+
+def own_part(leaf: Any) -> Tensor:
+    """What this process itself holds: of a sharded leaf its part, the very memory of it."""
+    return leaf.to_local() if is_sharded(leaf) else leaf
+
+
+def own_parts(tree: Tree) -> Tree:
+    """`own_part` of every leaf."""
+    return {name: own_part(leaf) for name, leaf in tree.items()}
+
+
+def as_part(part: Tensor, like: Any) -> Tensor:
+    """This process's part of a leaf that is sharded as ``like`` is; where that is whole, the part is all of it."""
+    if not is_sharded(like):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+    )
 
 
 class Released(Tree):
@@ -90,7 +140,7 @@ def times(a: Tree, b: Tree) -> Tree:
 def dot(a: Tree, b: Tree) -> Tensor:
     """<a, b>, summed in float64 so that a long tree loses nothing."""
     parts = map_tree(lambda x, y: torch.sum(x * y, dtype=torch.float64), a, b)
-    return torch.stack(list(parts.values())).sum()
+    return whole(torch.stack(list(parts.values())).sum())
 
 
 def norm(tree: Tree) -> Tensor:
@@ -100,7 +150,7 @@ def norm(tree: Tree) -> Tensor:
     5.0
     """
     norms = [torch.linalg.vector_norm(x, dtype=wide(x.dtype)).double() for x in tree.values()]
-    return torch.linalg.vector_norm(torch.stack(norms))
+    return whole(torch.linalg.vector_norm(torch.stack(norms)))
 
 
 def size(tree: Tree) -> int:

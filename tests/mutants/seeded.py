@@ -60,6 +60,7 @@ def mutant(
 
 
 WIDTH = "gradients/test_width.py::"
+SHARDS = "core/test_shards.py::"
 HOSTILE = "adversary/test_hostile.py::"
 STEP = "core/test_private_step.py::"
 SCATTERED = "core/test_sampling.py::TestScattered::"
@@ -169,6 +170,93 @@ UNITS_APART = (
         "each of several processes adds up all that was drawn",
         "core/test_group.py::test_two_processes_are_one[an empty process]",
         ("core/group.py", "units if self.size == 1 else units[self.rank :: self.size]", "units"),
+    ),
+    mutant(
+        "less-noise-on-shards",
+        "each process with sharded weights takes its noise for a share, 1/sqrt(processes) of what there must be",
+        SHARDS + "test_noise_is_on_every_shard_once_and_no_two_are_alike",
+        (
+            "core/shards.py",
+            "    answer = release({**mine, **rest} if group.leads else mine)\n",
+            "    given = {**mine, **rest} if group.leads else mine\n"
+            "    answer = {n: given[n] + (x - given[n]) / group.size**0.5 for n, x in release(given).items()}\n",
+        ),
+    ),
+    mutant(
+        "no-noise-on-later-shards",
+        "only the first process puts noise on the weights that it holds",
+        SHARDS + "test_noise_is_on_every_shard_once_and_no_two_are_alike",
+        (
+            "core/shards.py",
+            "    answer = release({**mine, **rest} if group.leads else mine)\n",
+            "    answer = release({**mine, **rest}) if group.leads else mine\n",
+        ),
+    ),
+    mutant(
+        "the-same-noise-on-every-shard",
+        "processes with sharded weights draw the same numbers",
+        SHARDS + "test_noise_in_parts_differs_from_process_to_process_and_from_step_to_step",
+        (
+            "privacy/noise.py",
+            'return self.source._drawn(like, f" part {self.number}")',
+            'return self.source._drawn(like, "")',
+        ),
+    ),
+    mutant(
+        "a-source-without-parts",
+        "a source whose noise depends on all coordinates is used by parts",
+        SHARDS + "test_noise_that_has_no_parts_is_refused",
+        (
+            "core/shards.py",
+            "        return noise.part(group.rank)\n",
+            "        return noise.part(group.rank)\n    return noise\n",
+        ),
+    ),
+    mutant(
+        "sums-of-one-process-on-its-shard",
+        "each process with sharded weights keeps its part of the sum over its own units",
+        SHARDS + "test_two_processes_are_one[an empty process]",
+        (
+            "core/shards.py",
+            "        return {name: summed(leaf, self.like[name]) for name, leaf in self.chunk.leaves(weights)}\n",
+            "        return self.chunk.weighted_sum(weights)\n",
+        ),
+    ),
+    mutant(
+        "norms-over-a-shard",
+        "a unit is clipped by the norm over a part of the parameters",
+        SHARDS + "test_two_processes_are_one[an empty process]",
+        (
+            "core/shards.py",
+            "        return self.chunk.norms()\n",
+            "        return self.chunk.only(list(self.like)[::2]).norms()\n",
+        ),
+    ),
+    mutant(
+        "plans-that-differ",
+        "processes with sharded weights are not asked whether they have the same plan",
+        SHARDS + "test_what_cannot_be_done_is_refused_in_all[another plan]",
+        ("core/alike.py", "        _check_same(plan, safeguards)\n", ""),
+    ),
+    mutant(
+        "schedules-that-differ",
+        "a schedule of noise that is another in each process is let pass",
+        SHARDS + "test_what_cannot_be_done_is_refused_in_all[another schedule]",
+        (
+            "core/ask.py",
+            "            check_same_release(multiplier, bounded.sensitivity, group)\n",
+            "",
+        ),
+    ),
+    mutant(
+        "numbers-of-a-shard",
+        "an inner product is that of the weights which this process holds",
+        SHARDS + "test_numbers_of_a_tree_are_those_of_the_whole_tree",
+        (
+            "tree.py",
+            "return whole(torch.stack(list(parts.values())).sum())",
+            "return torch.stack(list(parts.values())).sum()",
+        ),
     ),
     mutant(
         "no-second-look",
@@ -385,8 +473,8 @@ NUMBERS = (
         HOSTILE + "test_narrow_weights_do_not_narrow_the_sum[dtype0]",
         (
             "gradients/chunk.py",
-            "else leaf.to(wide(self.like[name].dtype))",
-            "else leaf.to(torch.bfloat16).to(wide(self.like[name].dtype))",
+            "yield name, leaf.to(wide(like.dtype))",
+            "yield name, leaf.to(torch.bfloat16).to(wide(like.dtype))",
         ),
         hole=7,
     ),
@@ -509,8 +597,8 @@ NUMBERS = (
         STEP + "TestHostileRecords::test_it_moves_the_sum_by_at_most_the_clip_norm[10-dtype0-nan]",
         (
             "gradients/chunk.py",
-            "parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts",
-            "parts = self.parts",
+            "made.update((part.erased(dead) if spare else part).weighted(weights))",
+            "made.update(part.weighted(weights))",
         ),
     ),
     mutant(
@@ -1237,8 +1325,8 @@ CLIENTS_AND_ROUNDS = (
         "core/test_contributions.py::test_what_is_written_into_a_point_reaches_neither_the_release_nor_the_next_batch",
         (
             "core/contribution.py",
-            "self.private.contribution([copied(point) for point in points], weights, batch)",
-            "self.private.contribution(points, weights, batch)",
+            "own = [copied(point) for point in points]",
+            "own = points",
         ),
     ),
     mutant(
@@ -1410,7 +1498,11 @@ CLIENTS_AND_ROUNDS = (
         "a-mask-hides-missing-noise",
         "where a mask is, nobody looks whether noise was drawn",
         "methods/test_masked.py::test_noise_that_leaves_coordinates_out_is_still_found",
-        ("core/step.py", "    for answer in ask.noised:\n        check_answer(answer, before)\n", ""),
+        (
+            "core/step.py",
+            "    for answer in ask.noised:\n        check_answer(own_parts(answer), before)\n",
+            "",
+        ),
     ),
 )
 

@@ -12,10 +12,11 @@ from torch import Tensor
 from saltflat.clipping import COUNT, LARGEST, SMALLEST, Chunk, Clip, Counted, as_clip
 from saltflat.core.group import ALONE, Group
 from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, noised
+from saltflat.core.shards import NO_FRAMES, check_same_release, released_in_parts
 from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.frames import Frame, Inside
-from saltflat.tree import Released, Tree
+from saltflat.tree import Released, Tree, has_shards
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
 
@@ -287,6 +288,8 @@ class Ask:
 
     def _answer(self, chunks: Iterable[Chunk], like: Tree, frame: Frame | None, share: float) -> Released:
         frame = self._around(frame)
+        if frame is not None and has_shards(like):
+            raise SettingError(NO_FRAMES)
         if frame is not None:
             chunks = map(frame.enter, chunks)
         bounded = self._bounded(chunks, like)
@@ -324,10 +327,12 @@ class Ask:
 
     def _noised(self, bounded: Bounded, share: float) -> Tree:
         """The one place where a sum becomes a release: over all processes first, if there are several."""
-        made = lambda total: noised(
-            replace(bounded, total=total), self._multiplier(share), self._release.noise
-        )
-        return self._release.group.released(bounded.total, made)
+        group, multiplier = self._release.group, self._multiplier(share)
+        made = lambda total: noised(replace(bounded, total=total), multiplier, self._release.noise)
+        if has_shards(bounded.total):  # these were summed where they were cut
+            check_same_release(multiplier, bounded.sensitivity, group)
+            return released_in_parts(bounded.total, made, group)
+        return group.released(bounded.total, made)
 
     def _std(self, multiplier: float, sensitivity: float) -> float:
         """Without noise it is 0, whatever the clip norm: none at all is an infinite one."""

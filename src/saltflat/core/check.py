@@ -28,7 +28,7 @@ from saltflat.core.spot import (
     signature,
 )
 from saltflat.errors import ModelError, SaltflatError
-from saltflat.tree import Tree
+from saltflat.tree import Tree, has_shards
 
 Take = Callable[[Indices], Batch]
 
@@ -41,6 +41,9 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     differentiation gives for its loss; and it stays the same whoever else is in the batch, and however many. All of
     that without chance, in float64 where the model can. No buffer or other tensor of the model changes. Nothing is
     released: the model passes or a `ModelError` says which reason holds.
+
+    With sharded weights all processes of the group try it on the same rows, each fetching layer by layer, and go by
+    what the first one finds.
     """
     held = Held.by(contribution.model)
     own, like = _own_rows(contribution, params, take, count)
@@ -107,7 +110,7 @@ def _runs(trial: Trial) -> bool:
         raise
     except Exception:
         return False
-    return bool(torch.isfinite(losses).all())
+    return trial.agreed(bool(torch.isfinite(losses).all()))
 
 
 # Units that are made up: more than the eight hardest of a batch, and few enough to be quick. Companies of 11, 9, 7, 5
@@ -215,7 +218,7 @@ def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error:
 def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> bool:
     """Whether the loss would run as a criterion of (outputs, targets), on rows of zeros."""
     loss, empty = getattr(contribution, "loss", None), mapped(torch.zeros_like, batch)
-    if loss is None or not isinstance(empty, Sequence) or len(empty) != 2:
+    if loss is None or not isinstance(empty, Sequence) or len(empty) != 2 or has_shards(params):
         return False
     try:
         with torch.no_grad():
@@ -248,7 +251,9 @@ def _check_rows(contribution: Differentiable, batch: Batch) -> None:
 
 def _check_connected(trial: Trial) -> None:
     two = trial.some(range(min(trial.units, 2)))
-    check_connected(lambda leaves: trial.contribution.losses_of_units(leaves, two), trial.params)
+    leaves = _free(trial.params)
+    with trial.contribution.near([leaves]) as here:
+        _check_all_used(lambda leaves: here.losses_of_units(leaves, two), leaves)
 
 
 def check_connected(losses: Callable[[Tree], Tensor], params: Tree) -> None:
@@ -256,7 +261,15 @@ def check_connected(losses: Callable[[Tree], Tensor], params: Tree) -> None:
 
     Read from the graph, not from values: an adapter whose gradient is merely zero now does take part.
     """
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+    _check_all_used(losses, _free(params))
+
+
+def _free(params: Tree) -> Tree:
+    """Copies that gradients are taken at."""
+    return {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
+
+
+def _check_all_used(losses: Callable[[Tree], Tensor], leaves: Tree) -> None:
     with torch.enable_grad():
         total = losses(leaves).sum()
     if not total.requires_grad:
@@ -275,11 +288,16 @@ def _check_gradients(trial: Trial) -> None:
     """Each unit's kept gradient is the one of plain automatic differentiation."""
     units = min(trial.units, 3)
     batch, chunk = trial.some(range(units)), trial.chunk(range(units))
-    leaves = {name: leaf.clone().requires_grad_() for name, leaf in trial.params.items()}
-    with torch.enable_grad():
-        losses = trial.contribution.losses_of_units(leaves, batch)
-    for unit in range(units):
-        grads = torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
+    leaves = _free(trial.params)
+    with trial.contribution.near([leaves]) as here:
+        with torch.enable_grad():
+            losses = here.losses_of_units(leaves, batch)
+        grads_of = (
+            torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
+            for unit in range(units)
+        )
+        found = list(grads_of) if has_shards(leaves) else grads_of  # while weights can be fetched
+    for unit, grads in enumerate(found):
         plain = {
             n: torch.zeros_like(leaf) if g is None else g
             for (n, leaf), g in zip(leaves.items(), grads, strict=True)
@@ -306,7 +324,7 @@ def _check_apart(trial: Trial) -> None:
     if not trial.by_chance:
         placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
         few = range(min(trial.units, _FEW))
-        if distance(whole[list(few)], signature(placed.chunk(few), looks)) > trial.tolerance:
+        if trial.agreed(distance(whole[list(few)], signature(placed.chunk(few), looks))) > trial.tolerance:
             _check_companies(placed, signature(placed.together, looks), looks)
 
 
@@ -315,7 +333,7 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
-        third, largest = trial.units // 3 + 1, int(torch.nan_to_num(whole[:, 0]).argmax())
+        third, largest = trial.units // 3 + 1, trial.agreed(int(torch.nan_to_num(whole[:, 0]).argmax()))
         gone = {largest, third} if trial.units > _FEW else {third}
         companies = [[u for u in everyone if u not in gone], everyone[third:], everyone[:1], everyone[-1:]]
         _check_spoilt(trial, whole, largest, looks)
@@ -323,7 +341,7 @@ def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None
         if len(company) > (1 if trial.by_chance else 0):
             here, there = signature(trial.chunk(company), looks), whole[company]
             stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
-            gap = distance(there[stayed], here[stayed])
+            gap = trial.agreed(distance(there[stayed], here[stayed]))
             if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
                 raise ModelError(_why_not_apart(trial, whole, looks))
 
@@ -337,7 +355,7 @@ def _check_forgets(trial: Trial) -> None:
     before = signature(trial.together, looks)[list(units)]
     with suppress(Exception):  # a loss may refuse numbers so large; what was seen of them was seen
         replace(trial, batch=mapped(of_other_sizes, trial.batch)).chunk(range(trial.units))
-    gap = distance(before, signature(trial.chunk(units), looks))
+    gap = trial.agreed(distance(before, signature(trial.chunk(units), looks)))
     if gap > trial.tolerance:
         again = distance(*(signature(trial.chunk(units), looks) for _ in range(2)))
         raise ModelError(_DRAWN if again > trial.tolerance else _REMEMBERED)
@@ -376,7 +394,7 @@ def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree])
         here = signature(beside.together, looks)[1:]
     except Exception:  # a unit that makes the loss fail is left out by itself
         return
-    gap = distance(whole[company[1:]], here)
+    gap = trial.agreed(distance(whole[company[1:]], here))
     if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
         raise ModelError(_why_not_apart(trial, whole, looks))
 

@@ -7,6 +7,7 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -37,8 +38,10 @@ from saltflat.core.sampling import (
     pick,
     rows_in,
 )
+from saltflat.core.shards import Dealt, by_hand, fetching, sharded_leaves
 from saltflat.core.spot import Spot, held_by
 from saltflat.errors import ModelError, SettingError
+from saltflat.gradients.away import Away
 from saltflat.gradients.chunk import Kept, Use, checked_losses, kept
 from saltflat.gradients.width import (
     Narrowed,
@@ -51,7 +54,7 @@ from saltflat.gradients.width import (
 )
 from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, copied, map_tree
+from saltflat.tree import Tree, copied, has_shards, is_sharded, map_tree
 
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]
@@ -129,6 +132,9 @@ class PerExample:
     strict: bool = False  # whether a failure is an error, not a unit without a contribution
     draws: Draws = secret  # where dropout, augmentations and the like take their randomness from
     places: tuple[int, ...] = ()  # with `by_view`: which view each point is asked about
+    away: Away | None = field(
+        default=None, repr=False
+    )  # where sharded weights are fetched from, for one question
 
     def __post_init__(self) -> None:
         keep_freed_memory()  # private steps are about to be taken in this process
@@ -145,10 +151,29 @@ class PerExample:
         return self.views if self.augment is None else 1
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
-        rows = rows_in(batch)
+        with self.near(points) as here:
+            return here._chunk(points, weights, batch)
+
+    @contextmanager
+    def near(self, points: Sequence[Tree]) -> Iterator[PerExample]:
+        """The same, and inside it sharded weights of these points are fetched as they are met.
+
+        All processes of a group come in and leave together, also those that have no units to ask about.
+        """
+        if self.away is not None or not has_shards(points[0]):
+            yield self
+            return
+        with by_hand(self.model):
+            own = [leaf for tree in (*points, self.fixed) for leaf in tree.values() if is_sharded(leaf)]
+            with fetching([*own, *sharded_leaves(self.model)]) as away:
+                yield replace(self, away=away)
+
+    def _chunk(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch | None) -> Chunk:
+        """``batch`` is None in a process that has no units while others of its group have."""
+        rows = 0 if batch is None else rows_in(batch)
         if rows % self.rows_per_unit:
             raise SettingError(f"{rows} rows cannot be {self.views} views each of whole examples")
-        if rows == 0:
+        if batch is None or rows == 0:
             return Kept(0, [], points[0])
         try:
             return self._kept(points, weights, batch)
@@ -202,10 +227,15 @@ class PerExample:
 
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every unit: the mean over its views."""
-        with self.draws(self.augment):
+        with self.near([point]) as here, self.draws(self.augment):
             batch = self._views_of(batch)
-            losses = checked_losses(self.losses_at(point, batch), rows_in(batch))
+            losses = checked_losses(here._followed(point, batch), rows_in(batch))
         return losses.view(-1, self.views).mean(1)
+
+    def _followed(self, point: Tree, batch: Batch) -> Tensor:
+        """As `losses_at`, without a tape: sharded weights are fetched here."""
+        with self.away.near() if self.away else nullcontext():
+            return self.losses_at(point, batch)
 
     def _views_of(self, batch: Batch) -> Batch:
         """The augmented rows. Views that were not declared would count as units, each with a clip of its own."""
@@ -224,18 +254,20 @@ class PerExample:
 
         (points, units)
         """
-        with torch.no_grad():
+        with torch.no_grad(), self.near(points) as here:
+            if batch is None:  # no units here, while others of the group have some
+                return torch.zeros(len(points), 0)
             try:
-                return self._losses(points, batch)
+                return here._losses(points, batch)
             except REFUSED:
                 raise
             except Exception:
-                return torch.cat([self._losses_alone(points, one) for one in self._units_of(batch)], 1)
+                return torch.cat([here._losses_alone(points, one) for one in self._units_of(batch)], 1)
 
     def _losses(self, points: Sequence[Tree], batch: Batch) -> Tensor:
         with self.draws(self.augment):
             batch = self._views_of(batch)
-            rows = [checked_losses(self.losses_at(point, batch), rows_in(batch)) for point in points]
+            rows = [checked_losses(self._followed(point, batch), rows_in(batch)) for point in points]
         return torch.stack(rows).view(len(points), -1, self.views).mean(2)
 
     def _losses_alone(self, points: Sequence[Tree], one: Batch) -> Tensor:
@@ -275,6 +307,7 @@ class PerExample:
                     *self.model.parameters(),
                     *self._held(),
                 ],
+                away=self.away,
             )
 
     def _asked(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> list[Use]:
@@ -349,6 +382,9 @@ class Without:
 
     def weighted_sum(self, weights: Tensor) -> Tree:
         return self.chunk.weighted_sum(weights)
+
+    def leaves(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
+        return self.chunk.leaves(weights)
 
     def scaled(self, scale: Tree) -> Chunk:
         return Without(self.chunk.scaled(scale), self.void)
@@ -477,8 +513,11 @@ class chunks_of:
     group: Group = ALONE  # of which this process takes its share of the drawn
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
-        for batch in self._batches():
-            yield self.private.contribution([copied(point) for point in points], weights, batch)
+        sharded = has_shards(points[0])
+        for batch in self._in_step() if sharded else self._batches():
+            own = [copied(point) for point in points]
+            chunk = self.private.contribution(own, weights, batch)
+            yield Dealt(chunk, own[0]) if sharded else chunk  # type: ignore[arg-type]
 
     def _batches(self) -> Iterator[Batch]:
         """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""
@@ -502,11 +541,21 @@ class chunks_of:
         for part in self._parts()[:1]:
             self.private.expect(part)
 
+    def _in_step(self) -> Iterator[Any]:
+        """As `_batches`, as many in every process, for sharded weights: None where this one has none left."""
+        mine = self._batches()
+        for _ in range(-(-len(self.group.largest(self.drawn)) // self.most)):
+            yield next(mine, None)
+
     def apart(
         self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None
     ) -> Iterator[Chunk]:
         """Each unit, or each group of units, at points of its own; `labels` says which."""
         everybody = self.group.told(lambda: labels(len(self.drawn), groups, self.sampler))
+        if has_shards(points_of(0)[0]):  # all processes ask at the same points at the same time
+            for label in np.unique(everybody):
+                yield from replace(self, drawn=self.drawn[everybody == label])(points_of(int(label)), weights)
+            return
         mine, own = self.group.mine(self.drawn), self.group.mine(everybody)
         for label in np.unique(own):
             together = replace(self, drawn=mine[own == label], group=ALONE)
@@ -524,5 +573,5 @@ class chunks_of:
 
     def losses(self, points: Sequence[Tree]) -> Iterator[Tensor]:
         """Every unit's loss at each point; (points, units)."""
-        for batch in self._batches():
+        for batch in self._in_step() if has_shards(points[0]) else self._batches():
             yield self.private.contribution.losses([copied(point) for point in points], batch)

@@ -51,6 +51,10 @@ class Group:
         """
         return units if self.size == 1 else units[self.rank :: self.size]
 
+    def largest(self, units: Indices) -> Indices:
+        """The largest share, which is the first process's."""
+        return Group(0, self.size).mine(units)
+
     def told(self, make: Callable[[], T]) -> T:
         """What the first process makes, in all of them; an error of its own is raised in all of them too."""
         if self.size == 1:

@@ -32,6 +32,17 @@ class Exact(Protocol):
     def release(self, total: Tree, *, sensitivity: float, noise_multiplier: float) -> Tree: ...
 
 
+@runtime_checkable
+class InParts(Protocol):
+    """A source of which each of several processes may take what is its own.
+
+    ``part(number)`` gives the source of process ``number``; no two of them draw alike, and their coordinates together
+    are as one draw for all.
+    """
+
+    def part(self, number: int) -> Noise: ...
+
+
 @dataclass(frozen=True)
 class Bounded:
     """A sum over units, and how far one unit can move it."""

@@ -21,8 +21,9 @@ from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position
 from saltflat.errors import DataError, LedgerError, SettingError
 from saltflat.privacy.record import checkpoint
+from saltflat.privacy.record.checkpoint import Checkpoint
 from saltflat.settings import is_positive, is_whole
-from saltflat.tree import Tree
+from saltflat.tree import Tree, cut
 
 
 @runtime_checkable
@@ -49,13 +50,28 @@ class Checkpoints:
             raise SettingError(f"every is a whole number of steps, at least 1; got {self.every!r}")
 
 
-def save(
-    kept: Checkpoints, plan: Plan, at: Position, *, meter: object, sampler: np.random.Generator | None
-) -> None:
-    """Write a checkpoint, whole or not at all; ``sampler`` is None where it must not come back."""
+def packed(plan: Plan, at: Position) -> tuple[dict[str, Tree], dict[str, Any]]:
+    """The tensors of a position, part by part, and the shapes of what they were taken from."""
     trees, shapes = {"params": at.params}, {}
     for part, owner in _owners(plan, at.phase).items():
         trees[part], shapes[part] = pack(owner, getattr(at, part))
+    return trees, shapes
+
+
+def save(
+    kept: Checkpoints,
+    plan: Plan,
+    at: Position,
+    *,
+    parts: tuple[Mapping[str, Tree], Mapping[str, Any]],
+    meter: object,
+    sampler: np.random.Generator | None,
+) -> None:
+    """Write a checkpoint, whole or not at all; ``sampler`` is None where it must not come back.
+
+    ``parts`` is what `packed` gave, every tensor of it whole: it loads in one process and in any number of them.
+    """
+    trees, shapes = parts
     meta = {
         "plan": outline(plan),
         "step": at.step,
@@ -69,10 +85,10 @@ def save(
     checkpoint.save(kept.folder, trees, meta)
 
 
-def load(
+def find(
     kept: Checkpoints, plan: Plan, params: Tree, *, meter: object, sampler: np.random.Generator | None
-) -> Position | None:
-    """The position in the newest whole checkpoint, None if there is none; ``sampler`` is set back to it.
+) -> Checkpoint | None:
+    """The newest whole checkpoint, None if there is none; ``sampler`` is set back to it.
 
     A checkpoint of another plan or of other weights is refused, and so is a ledger that lacks a line which
     the checkpoint has seen, or another run of it than the one that was charged. A ledger with more lines is as it
@@ -85,15 +101,20 @@ def load(
     _refuse_another_plan(place, meta, plan)
     _refuse_other_weights(place, found.trees, params)
     expect(place, meta, meter)
-    step, own = meta["step"], found.trees["params"]
-    params = {name: own[name].to(leaf.device) for name, leaf in params.items()}
+    if sampler is not None and meta["sampler"] is not None:
+        _set_back(place, sampler, meta["sampler"])
+    return found
+
+
+def position(found: Checkpoint, plan: Plan, params: Tree) -> Position:
+    """Where the run stood, on the devices of ``params``; where those are sharded, this process's parts."""
+    meta, own = found.meta, found.trees["params"]
+    params = {name: cut(own[name], leaf) for name, leaf in params.items()}
     parts = {
         part: unpack(owner, dict(found.trees[part]), meta["shapes"][part], params)
         for part, owner in _owners(plan, meta["phase"]).items()
     }
-    if sampler is not None and meta["sampler"] is not None:
-        _set_back(place, sampler, meta["sampler"])
-    return Position(step, params, **parts, phase=meta["phase"], within=meta["within"])
+    return Position(meta["step"], params, **parts, phase=meta["phase"], within=meta["within"])
 
 
 _SAME_NOISE = 1e-8  # of the noise: what processors make of one calibration differs by much less

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,12 @@ from saltflat import tree
 from saltflat.clipping import Chunk
 from saltflat.core.layers import check_model
 from saltflat.core.sampling import Batch, pick, rows_in
+from saltflat.core.shards import agreed, most_of, settle
 from saltflat.errors import ModelError
 from saltflat.gradients.width import widened
 from saltflat.tree import Tree
 
+T = TypeVar("T")
 TOLERANCE = 1e-3  # float32 gradients by two routes; a real mistake is off by its whole size
 
 
@@ -43,6 +46,8 @@ class Differentiable(Protocol):
     def still(self, fixed: Tree | None = None, *, alike: bool = True) -> Differentiable: ...
 
     def placed(self) -> Differentiable: ...
+
+    def near(self, points: Sequence[Tree]) -> AbstractContextManager[Differentiable]: ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,10 @@ class Trial:
     def chunk(self, units: Sequence[int]) -> Chunk:
         return self.contribution([self.params], [1.0], self.some(units))
 
+    def agreed(self, value: T) -> T:
+        """The same in all processes, where they try together."""
+        return agreed(value, self.params)
+
     @cached_property
     def together(self) -> Chunk:
         """All units in one batch."""
@@ -74,7 +83,7 @@ class Trial:
     def is_telling(self) -> bool:
         """Whether units differ and have gradients: else the trial would pass whatever the model does."""
         norms = self.together.norms()
-        return (
+        return self.agreed(
             self.units > 2 and bool(torch.isfinite(norms).all()) and int((norms > 0).sum()) > self.units // 2
         )
 
@@ -117,11 +126,11 @@ class LookAgain:
     def _compare(self, params: Tree, batch: Batch) -> None:
         units = rows_in(batch) // self.contribution.rows_per_unit
         trial = Trial(self.contribution.still(), tree.map_tree(widened, params), batch, units, TOLERANCE)
-        one, norms = secrets.randbelow(units), trial.together.norms()
-        if bool(torch.isfinite(norms[one])):  # else it is left out anyway
+        one, norms = trial.agreed(secrets.randbelow(units)), trial.together.norms()
+        if trial.agreed(bool(torch.isfinite(norms[one]))):  # else it is left out anyway
             only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
             together, alone = trial.together.weighted_sum(only), _alone(trial, one)
-            gap, _ = gap_between(together, alone)
+            gap = trial.agreed(gap_between(together, alone)[0])
             if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
                 raise ModelError(MIXED)
         _check_part(trial)
@@ -133,11 +142,11 @@ def _check_part(trial: Trial) -> None:
     A model may mix only a few of many rows, or by their places, and one drawn unit is seldom among those. A unit that
     rounding alone changes as much as mixing would says nothing here, as it may be an odd record.
     """
-    some = secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3))
+    some = trial.agreed(secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3)))
     looks = looks_at(trial.params, length=tree.size(trial.params) ** 0.5)[:1]
     here, there = signature(trial.chunk(some), looks), signature(trial.together, looks)[some]
     gaps = distances(there, here)
-    if not bool((gaps > trial.tolerance).any()):
+    if not trial.agreed(bool((gaps > trial.tolerance).any())):
         return
     jitter = 30 * distances(here, signature(_jittered(trial).chunk(some), looks))
     if bool(((gaps > trial.tolerance + jitter) & (jitter <= _MOST_JITTER)).any()):
@@ -164,7 +173,11 @@ _MOST_JITTER = 0.05  # more than that is not put down to rounding
 
 def _jittered(trial: Trial) -> Trial:
     """The same with each weight changed by about its last digit."""
-    moved = lambda leaf: leaf * (1 + torch.finfo(leaf.dtype).eps * torch.randn_like(leaf))
+
+    def moved(leaf: Tensor) -> Tensor:
+        part = tree.own_part(leaf)
+        return tree.as_part(part * (1 + torch.finfo(part.dtype).eps * torch.randn_like(part)), leaf)
+
     return replace(trial, params=tree.map_tree(moved, trial.params))
 
 
@@ -217,8 +230,10 @@ class Held:
                     _put_back(module, key, self.plain[name])
 
     def check(self, model: nn.Module) -> None:
+        settle(model)
         for name, leaf in _untrained(model):
-            if name in self.tensors and not torch.equal(leaf, self.tensors[name]):
+            before = self.tensors.get(name)
+            if before is not None and not torch.equal(tree.own_part(leaf), tree.own_part(before)):
                 raise ModelError(
                     f"buffer {name!r} changes when the model sees data, and would release it without noise; "
                     "remove the running statistics, or keep that layer in eval mode"
@@ -330,8 +345,23 @@ def check_moved(before: Tree, after: Tree) -> bool:
 def looks_at(params: Tree, length: float = 1.0) -> list[Tree]:
     """Two random directions in weight space, of about this length."""
     source, scale = torch.Generator().manual_seed(1), length / max(1, tree.size(params)) ** 0.5
+    if tree.has_shards(params):
+        return [_Drawn(params, scale, seed) for seed in range(2)]
     drawn = lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf)
     return [tree.map_tree(drawn, params) for _ in range(2)]
+
+
+class _Drawn(Tree):
+    """A random direction whose leaves are drawn whenever they are asked for: the whole of it is in no memory."""
+
+    def __init__(self, params: Tree, scale: float, seed: int) -> None:
+        super().__init__()
+        self._params, self._scale, self._seed = params, scale, seed
+
+    def __missing__(self, name: str) -> Tensor:
+        leaf, source = self._params[name], torch.Generator()
+        source.manual_seed(2 * list(self._params).index(name) + self._seed)
+        return (torch.randn(leaf.shape, generator=source) * self._scale).to(leaf.device, leaf.dtype)
 
 
 def signature(chunk: Chunk, looks: Sequence[Tree]) -> Tensor:
@@ -355,9 +385,10 @@ def distances(there: Tensor, here: Tensor) -> Tensor:
 
 def gap_between(mine: Tree, other: Tree) -> tuple[float, str]:
     """How far two gradients are apart, beside their length, and the parameter where it shows most."""
-    gaps = {
-        name: float((mine[name] - leaf).abs().max()) if leaf.numel() else 0.0 for name, leaf in other.items()
-    }
+    pairs = {name: (tree.own_part(mine[name]), tree.own_part(leaf)) for name, leaf in other.items()}
+    gaps = {name: float((a - b).abs().max()) if b.numel() else 0.0 for name, (a, b) in pairs.items()}
+    if tree.has_shards(other):
+        gaps = dict(zip(gaps, most_of(list(gaps.values())), strict=True))
     worst = max(gaps, key=lambda name: gaps[name])
     length = float(tree.norm(mine) + tree.norm(other))
     return (gaps[worst] / (length + 1e-9) if math.isfinite(length) else 0.0), worst

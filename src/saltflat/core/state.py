@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import DataError, SettingError
-from saltflat.tree import Tree
+from saltflat.tree import Tree, cut, has_shards
 
 
 @runtime_checkable
@@ -48,12 +48,33 @@ def unpack(owner: Any, leaves: Tree, shape: Any, params: Tree) -> Any:
     like = None if owner is None or isinstance(owner, Packing) else owner.init(params)
     try:
         value = _decode(shape, leaves, like, device)
-        return owner.unpack(value, params) if isinstance(owner, Packing) else value
+        if isinstance(owner, Packing):
+            return owner.unpack(value, params)
+        return cut_alike(value, params) if has_shards(params) else value
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise DataError(
             f"the state in the checkpoint is not one of {type(owner).__name__} ({error}); give the plan that "
             "the checkpoint was made with, or another folder"
         ) from None
+
+
+def cut_alike(value: Any, params: Tree) -> Any:
+    """A state with whole tensors -> this process's parts of those that have a sharded parameter's name and shape."""
+    if isinstance(value, dict):
+        return {
+            key: cut(item, params[key])
+            if isinstance(item, Tensor) and key in params and item.shape == params[key].shape
+            else cut_alike(item, params)
+            for key, item in value.items()
+        }
+    if type(value) in (tuple, list):
+        return type(value)(cut_alike(item, params) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = object.__new__(type(value))
+        for field in dataclasses.fields(value):
+            object.__setattr__(made, field.name, cut_alike(getattr(value, field.name), params))
+        return made
+    return value
 
 
 def _encode(value: Any, leaves: Tree) -> Any:

@@ -21,12 +21,13 @@ from saltflat.core.group import Group
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
 from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick
+from saltflat.core.shards import own_source
 from saltflat.core.spot import Spot, check_answer, check_moved
 from saltflat.errors import ModelError, PrivacyError, SaltflatError, SettingError
 from saltflat.gradients.width import full_float32
 from saltflat.privacy.noise import SecureNoise, SecureSampling
 from saltflat.privacy.record.costs import Cost, words
-from saltflat.tree import Tree, copied
+from saltflat.tree import Tree, copied, has_shards, own_parts
 
 LOOK_EVERY = (
     600  # steps' worth of units between two looks of the spot check, which costs little more than one
@@ -170,12 +171,13 @@ def open_door(
     """The door of a step that was charged; the last sample is asked first, and leads to the others."""
     ask: Ask | None = None
     private, group = private.at(at.step), Group.here()
+    noise = own_source(safeguards.noise, group) if has_shards(at.params) else safeguards.noise
     for sample, noise_multiplier in zip(drawn, _noises(plan, at), strict=True):
         release = Release(
             clip_norm=_phase(plan, at).clip_norm,
             noise_multiplier=noise_multiplier,
             expected_units=plan.expected_units,
-            noise=safeguards.noise,
+            noise=noise,
             group=group,
         )
         chunks = chunks_of(private, sample, physical, safeguards.sampling, group)
@@ -243,10 +245,19 @@ def _look(spot: Spot, params: Tree, private: Private, batch: Batch | None) -> No
 
 
 def _proves(ask: Ask, before: Tree, after: Tree) -> bool:
-    """A parameter that a mask left out of every answer may stay where it is: the next step is looked at again."""
+    """A parameter that a mask left out of every answer may stay where it is: the next step is looked at again.
+
+    Of sharded weights each process looks at its own parts.
+    """
+    before, after = own_parts(before), own_parts(after)
     for answer in ask.noised:
-        check_answer(answer, before)
-    told = {name for name in before if any(bool(heard.answer[name].any()) for heard in ask.heard)}
+        check_answer(own_parts(answer), before)
+    heard = [own_parts(each.answer) for each in ask.heard]
+    told = {
+        name
+        for name, leaf in before.items()
+        if leaf.numel() == 0 or any(bool(answer[name].any()) for answer in heard)
+    }
     moved = check_moved(
         *({name: leaf for name, leaf in each.items() if name in told} for each in (before, after))
     )

@@ -15,13 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from saltflat.core.ahead import Ahead
+from saltflat.core.alike import check_sharded
 from saltflat.core.contribution import Contribution, Private, chunks_of
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.public import check_apart
 from saltflat.core.record import check_draws, check_record
-from saltflat.core.resume import Checkpoints, load, save
+from saltflat.core.resume import Checkpoints, find, packed, position, save
 from saltflat.core.sampling import Indices, Units
+from saltflat.core.shards import kept_whole, settle
 from saltflat.core.step import (
     Position,
     Safeguards,
@@ -38,10 +40,11 @@ from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, GroupError, Interrupted, ModelError, SettingError
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.noise import SecureSampling
+from saltflat.privacy.record.checkpoint import Checkpoint
 from saltflat.privacy.record.costs import Cost
 from saltflat.privacy.record.history import epsilon_of
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, copied
+from saltflat.tree import Tree, copied, has_shards
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +136,7 @@ class Spent:
 
 def trainable(model: nn.Module) -> Tree:
     """The model's trained parameters, by name: copies, so that nothing moves behind the model's back."""
+    settle(model)
     params = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
     if not params:
         raise ModelError("the model has no parameter that requires a gradient; unfreeze at least one")
@@ -167,6 +171,7 @@ def train(
     check_draws(plan, contribution)
     check_record(plan, contribution.unit, run.safeguards)
     check_apart(plan.public, units)
+    check_sharded(contribution.model, plan, contribution, run.safeguards)
     first, run = run.opened(trainable(contribution.model))
     at, spent, enough, kept, group = first, run.spent(first), list[bool](), first.step, Group.here()
     with finish_first() as caught:
@@ -174,16 +179,17 @@ def train(
         try:
             for at in run.steps(first, contribution, units, leave=lambda: bool(stopped() or enough)):
                 spent.take(at.phase, at.within - 1)
-                if group.told(lambda: run.told(at, spent, contribution.model)):  # noqa: B023  (called at once)
+                if run.watched(at, spent, contribution.model):
                     enough.append(True)
-                if enough or caught or run.is_time(at, first.step):
+                if enough or run.is_time(at, first.step, now=bool(caught)):
                     run.keep(at)
                     kept = at.step
             number = stopped()
             if number and at.step > kept:  # the signal came after that, or to another process
                 run.keep(at)
-        except (BudgetError, GroupError):  # no further step, or no further process: this position is whole
-            if at.step > kept:
+        except (BudgetError, GroupError) as error:  # no further step, or no further process: this position is whole
+            lost = isinstance(error, GroupError) and has_shards(at.params)  # with a process its parts are gone
+            if at.step > kept and not lost:
                 run.keep(at)
             raise
         finally:
@@ -208,16 +214,25 @@ class _Run:
         that run again would see the same units again, and two answers on one sample cost more than two on
         independent samples, which is what is charged. Only where nothing is private is the sampler set back.
         """
-        at = Group.here().told(lambda: self._kept(params) or start(self.plan, params))
+        group = Group.here()
+        if has_shards(params):  # a new run begins where each process has its parts already
+            found = group.told(lambda: self._found(params))
+            at = start(self.plan, params) if found is None else position(found, self.plan, params)
+        else:
+            at = group.told(lambda: self._kept(params) or start(self.plan, params))
         if at.step and self.safeguards.noise.private:
             return at, replace(self, safeguards=replace(self.safeguards, sampling=SecureSampling()))
         return at, self
 
     def _kept(self, params: Tree) -> Position | None:
+        found = self._found(params)
+        return None if found is None else position(found, self.plan, params)
+
+    def _found(self, params: Tree) -> Checkpoint | None:
         if self.running.checkpoints is None:
             return None
         meter = self.safeguards.meter
-        return load(self.running.checkpoints, self.plan, params, meter=meter, sampler=self.repeatable)
+        return find(self.running.checkpoints, self.plan, params, meter=meter, sampler=self.repeatable)
 
     def spent(self, first: Position) -> Spent:
         """What is known to be spent before the first step that is left."""
@@ -226,7 +241,15 @@ class _Run:
             return Spent(self.plan, secret, Counter(meter.charged()))
         return Spent(self.plan, secret, known=first.step == 0)
 
-    def told(self, at: Position, spent: Spent, model: nn.Module) -> bool:
+    def watched(self, at: Position, spent: Spent, model: nn.Module) -> bool:
+        """Whether the first process's watch has had enough; with sharded weights all of them look, as one cannot."""
+        group = Group.here()
+        if not has_shards(at.params):
+            return group.told(lambda: self._told(at, spent, model))
+        enough = self._told(at, spent, model)
+        return group.told(lambda: enough)
+
+    def _told(self, at: Position, spent: Spent, model: nn.Module) -> bool:
         """Tell whoever watches; whether that is enough."""
         if self.running.watch is None:
             return False
@@ -269,15 +292,28 @@ class _Run:
         chunks_of(private, drawn[-1], self.running.physical, group=Group.here()).expect()
         return drawn
 
-    def is_time(self, at: Position, first: int) -> bool:
-        """Every so often, at the end, and at once: so that a folder that cannot be written shows early."""
+    def is_time(self, at: Position, first: int, *, now: bool) -> bool:
+        """Every so often, at the end, and at once: so that a folder that cannot be written shows early.
+
+        ``now``: a signal came. With sharded weights all processes keep the position together, so the first one says
+        when, and a signal, which one alone may have got, is answered after the loop.
+        """
         every = self.running.checkpoints.every if self.running.checkpoints else 1
-        return at.step == first + 1 or at.step % every == 0 or next_phase(self.plan, at) is None
+        time = at.step == first + 1 or at.step % every == 0 or next_phase(self.plan, at) is None
+        return Group.here().told(lambda: time) if has_shards(at.params) else time or now
 
     def keep(self, at: Position) -> None:
-        if self.running.checkpoints is not None and Group.here().leads:
-            meter = self.safeguards.meter
-            save(self.running.checkpoints, self.plan, at, meter=meter, sampler=self.repeatable)
+        """Write the position, in the first process; with sharded weights all of them bring their parts."""
+        kept, group, sharded = self.running.checkpoints, Group.here(), has_shards(at.params)
+        if sharded and not group.told(lambda: kept is not None):
+            return
+        if sharded or (kept is not None and group.leads):
+            trees, shapes = packed(self.plan, at)
+            if sharded:
+                trees = {part: kept_whole(tree, group) for part, tree in trees.items()}
+            if kept is not None and group.leads:
+                meter = self.safeguards.meter
+                save(kept, self.plan, at, parts=(trees, shapes), meter=meter, sampler=self.repeatable)
 
     @property
     def repeatable(self) -> np.random.Generator | None:
@@ -322,6 +358,7 @@ def is_true(answer: object) -> bool:
 
 def put(params: Tree, model: nn.Module) -> None:
     """Give the model these weights."""
+    settle(model)
     own = dict(model.named_parameters())
     with torch.no_grad():
         for name, leaf in params.items():

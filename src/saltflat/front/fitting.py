@@ -13,6 +13,7 @@ from torch import nn
 from saltflat.core.contribution import Loss
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
+from saltflat.core.shards import kept_whole, settle
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Progress, Running, Watch, is_true, train, trainable
 from saltflat.errors import Interrupted
@@ -22,7 +23,7 @@ from saltflat.privacy.accounting.events import compose
 from saltflat.privacy.limits import SEEDED, rounded_up
 from saltflat.privacy.record.costs import event_of
 from saltflat.privacy.record.statement import Statement, state
-from saltflat.tree import Tree
+from saltflat.tree import Tree, has_shards
 
 CTRL_C, WATCH = "Ctrl-C", "watch"
 
@@ -56,6 +57,15 @@ class Fitted:
     def interrupted(self) -> bool:
         """Whether Ctrl-C ended the run."""
         return self.stopped == CTRL_C
+
+    def state_dict(self) -> Tree:
+        """The model's ``state_dict()``; if its weights are sharded, whole ones on the CPU, which load without a group.
+
+        Then all processes call it; the first one gets the tensors, the others an empty dictionary.
+        """
+        settle(self.model)
+        state = self.model.state_dict()
+        return kept_whole(state, Group.here()) if has_shards(state) else state
 
     def __repr__(self) -> str:
         return told(self.statement, self.plan)

@@ -15,6 +15,7 @@ from torch import nn
 
 from saltflat.clipping import Clip
 from saltflat.core import step as parts
+from saltflat.core.alike import check_sharded
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
@@ -22,6 +23,7 @@ from saltflat.core.public import check_apart
 from saltflat.core.record import check_record
 from saltflat.core.resume import Recorded, difference, expect, outline, todays
 from saltflat.core.sampling import Batch, Indices
+from saltflat.core.shards import kept_whole, settle
 from saltflat.core.spot import Spot
 from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position, Safeguards
@@ -35,7 +37,7 @@ from saltflat.privacy.record.costs import Cost, from_row, place, to_row
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
 from saltflat.privacy.record.statement import state as state_of
-from saltflat.tree import Tree, map_tree
+from saltflat.tree import Tree, has_shards, map_tree
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class OnModel:
             )
         if isinstance(self.optimizer, torch.optim.LBFGS):
             raise SettingError("LBFGS asks for the loss many times in a step; take another optimizer")
+        settle(self.model)
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         own = self.model.named_parameters()
         missing = [name for name, p in own if p.requires_grad and id(p) not in held]
@@ -113,7 +116,8 @@ class PrivateLoop(Single):
         self._safeguards = safeguards
         self._running = running
         model = private.contribution.model
-        put(Group.here().told(lambda: trainable(model)), model)  # of several processes, the first one's
+        if not has_shards(trainable(model)):
+            put(Group.here().told(lambda: trainable(model)), model)  # of several processes, the first one's
         self._at = parts.start(plan, trainable(model))
         self._spent = Spent(plan, safeguards.secret and ready.private)
         self._again: Counter[Cost] = Counter()  # what ran again after a state was loaded
@@ -125,11 +129,14 @@ class PrivateLoop(Single):
         """Where the loop stands, to be kept beside the model's and the optimizer's own ``state_dict()``.
 
         It is made of tensors and plain values, all of them released or public: ``torch.save`` writes it, and
-        ``torch.load`` reads it with ``weights_only=True``.
+        ``torch.load`` reads it with ``weights_only=True``. With sharded weights all processes call it, and the first
+        one gets the tensors, whole; write that one, and load it in all of them.
         """
         with self._alone():
             meter, at = self._safeguards.meter, self._at
             leaves, shape = pack(self.plan.phases[at.phase].method, at.state) if at.step else ({}, None)
+            if has_shards(at.params):
+                leaves = kept_whole(leaves, Group.here())
             return {
                 "version": _VERSION,
                 "plan": outline(_without_optimizers(self.plan)),
@@ -463,6 +470,7 @@ def make_private(
     statement = stated(ready, unit, safeguards, running)
     check_record(ready.plan, unit, safeguards)
     check_apart(ready.plan.public, known.units)
+    check_sharded(model, ready.plan, known.contribution, safeguards)
     rows = Private.of(known.contribution, known.units)
     spot = rows.contribution.check(trainable(model), rows.units.take, rows.count)
     return PrivateLoop(ready, rows, statement, spot=spot, safeguards=safeguards, running=running)

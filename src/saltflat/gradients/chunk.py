@@ -6,7 +6,8 @@ parts that the tape kept (Bu et al., "Differentially Private Optimization on Lar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +15,11 @@ from torch import Tensor
 
 from saltflat.errors import ModelError
 from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
+from saltflat.gradients.away import Away
 from saltflat.gradients.parts import Dense, Part, combined, laid, together
 from saltflat.gradients.standardised import Standardised
 from saltflat.gradients.tape import Tape, Weight
-from saltflat.tree import Tree, wide
+from saltflat.tree import Tree, cut, is_sharded, wide
 
 LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
 Use = tuple[LossesAt, Tree, float]  # rows, the point that they are taken at, and its weight
@@ -51,19 +53,28 @@ class Kept:
     def weighted_sum(self, weights: Tensor) -> Tree:
         """sum_i c_i g_i, in float32 or better; a unit of weight 0 is left out, whatever it holds.
 
-        Rounded to the weights' own narrow type, a sum would move by more than its units do.
+        Rounded to the weights' own narrow type, a sum would move by more than its units do. Of sharded leaves each
+        process keeps its own part, of the sum over the units of this chunk.
         """
-        dead = weights == 0
-        parts = [part.erased(dead) for part in self.parts] if bool(dead.any()) else self.parts
-        total = dict.fromkeys(self.like)
-        for part in together(parts):
-            total.update(part.weighted(weights))
         return {
-            name: torch.zeros_like(self.like[name], dtype=wide(self.like[name].dtype))
-            if leaf is None
-            else leaf.to(wide(self.like[name].dtype))
-            for name, leaf in total.items()
+            name: cut(leaf, self.like[name]) if is_sharded(self.like[name]) else leaf
+            for name, leaf in self.leaves(weights)
         }
+
+    def leaves(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The leaves of `weighted_sum`, whole, one after the other in the order of ``like``."""
+        dead = weights == 0
+        spare = bool(dead.any())
+        parts = {name: part for part in together(self.parts) for name in part.names}
+        made: dict[str, Tensor] = {}  # those of a part that has several
+        for name, like in self.like.items():
+            if name in parts and name not in made:
+                part = parts[name]
+                made.update((part.erased(dead) if spare else part).weighted(weights))
+            leaf = made.pop(name, None)
+            if leaf is None:
+                leaf = torch.zeros(like.shape, device=like.device)
+            yield name, leaf.to(wide(like.dtype))
 
     def scaled(self, scale: Tree) -> Kept:
         """The gradients scale * g_i, coordinate by coordinate; needs each unit's gradient in memory."""
@@ -106,14 +117,24 @@ def book_keeping(
     return kept(asked, rows=rows, views=views, constants=constants)
 
 
-def kept(asked: Sequence[Use], *, rows: int, views: int = 1, constants: Iterable[Tensor] = ()) -> Kept:
-    """As `book_keeping`, with losses of its own for every point: other rows of the same units, say."""
+def kept(
+    asked: Sequence[Use],
+    *,
+    rows: int,
+    views: int = 1,
+    constants: Iterable[Tensor] = (),
+    away: Away | None = None,
+) -> Kept:
+    """As `book_keeping`, with losses of its own for every point: other rows of the same units, say.
+
+    ``away``: where weights come from that this process does not hold whole.
+    """
     uses: dict[str, list[Part]] = {}
     constants = list(constants)
     for losses_at, point, weight in asked:
         tape = Tape(point, rows=rows, views=views, points=len(asked), constants=constants)
         with torch.enable_grad():
-            with tape:
+            with tape, away.near(tape) if away else nullcontext():
                 losses = checked_losses(losses_at(point), rows)
             if losses.requires_grad:
                 (losses * (weight / views)).sum().backward()

@@ -178,6 +178,14 @@ class Siblings:
 
     maps: Sequence[Outer]  # which have one ``a``, at more than one position
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(each.name for each in self.maps)
+
+    def erased(self, dead: Tensor) -> Siblings:
+        """Without these units, whatever they hold."""
+        return Siblings([each.erased(dead) for each in self.maps])
+
     def square(self) -> Tensor:
         return gram_square(gram(self.maps[0].a), gram(*(each.b for each in self.maps)))
 

@@ -196,6 +196,18 @@ class Tape(TorchFunctionMode):
             self._follow(func, args, kwargs, tensors, result)
         return result
 
+    def stand_in(self, whole: Tensor, leaf: Tensor) -> None:
+        """From now on ``whole`` is ``leaf``: a weight, or a constant, that is elsewhere (`away.py`)."""
+        self._shared[id(whole)] = whole
+        if (root := self._weights.get(id(leaf))) is not None:
+            self._weights[id(whole)], root.value = root, whole
+
+    def stand_down(self, whole: Tensor, leaf: Tensor) -> None:
+        """Nothing here holds ``whole`` any more."""
+        self._shared.pop(id(whole), None)
+        if (root := self._weights.pop(id(whole), None)) is not None:
+            root.value = leaf
+
     # What rules use ---------------------------------------------------------------------------------
 
     def weight(self, value: Any) -> Weight | None:

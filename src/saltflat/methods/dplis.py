@@ -12,7 +12,7 @@ from saltflat.errors import SettingError
 from saltflat.methods.draws import check_seed, public_draws
 from saltflat.methods.sgd import DPSGD
 from saltflat.settings import is_number, is_whole
-from saltflat.tree import Tree, add, map_tree, mul
+from saltflat.tree import Tree, add, cut, map_tree, mul
 
 MOST_COPIES = 1024  # of the weights, in memory together
 
@@ -95,6 +95,6 @@ class DPLIS:
 
 def _drawn(like: Tree, std: float, source: torch.Generator) -> Tree:
     def normal(leaf: Tensor) -> Tensor:
-        return std * torch.randn(leaf.shape, generator=source, dtype=leaf.dtype).to(leaf.device)
+        return cut(std * torch.randn(leaf.shape, generator=source, dtype=leaf.dtype), leaf)
 
     return map_tree(normal, like)

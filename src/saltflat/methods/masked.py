@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -64,6 +65,9 @@ class Masked:
     method: AnyMethod
     keep: float = 0.4
     by: Earlier | Coin | Tree = field(default_factory=Earlier)
+    takes_whole: ClassVar[bool] = (
+        True  # the largest of all coordinates: no process may hold a part of them alone
+    )
 
     def __post_init__(self) -> None:
         check_method(self.method)

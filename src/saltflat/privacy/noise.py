@@ -55,6 +55,13 @@ class SecureNoise:
         """Independent standard Gaussians in the shape of ``like``."""
         return _normal(_fresh_key(), like)
 
+    def part(self, number: int) -> SecureNoise:
+        """The source of one process of several that each put noise on coordinates of their own: there is no other.
+
+        *Guarantee*: every call has a key of its own, in every process, so no two processes draw alike.
+        """
+        return self
+
 
 class SeededNoise:
     """The same Gaussians at every run with this seed, for debugging; whatever uses it is NOT PRIVATE.
@@ -77,8 +84,34 @@ class SeededNoise:
 
     def normal(self, like: Tree) -> Tree:
         """The next standard Gaussians of this seed, in the shape of ``like``."""
-        name = f"saltflat seeded noise {self.seed} {next(self._calls)}"
+        return self._drawn(like, "")
+
+    def part(self, number: int) -> SeededPart:
+        """The source of process ``number`` of several that each put noise on coordinates of their own."""
+        return SeededPart(self, number)
+
+    def _drawn(self, like: Tree, whose: str) -> Tree:
+        name = f"saltflat seeded noise {self.seed} {next(self._calls)}{whose}"
         return _normal(hashlib.sha256(name.encode()).digest(), like)
+
+
+@dataclass(frozen=True)
+class SeededPart:
+    """Draws of a `SeededNoise` that differ from process to process.
+
+    >>> like = {"w": torch.zeros(4)}
+    >>> torch.equal(SeededNoise(7).part(0).normal(like)["w"], SeededNoise(7).part(1).normal(like)["w"])
+    False
+    """
+
+    source: SeededNoise
+    number: int
+    private: bool = field(default=False, init=False)
+    stamp: str = field(default=SEEDED, init=False)
+
+    def normal(self, like: Tree) -> Tree:
+        """The next standard Gaussians of this process, in the shape of ``like``."""
+        return self.source._drawn(like, f" part {self.number}")
 
 
 @dataclass(frozen=True)
