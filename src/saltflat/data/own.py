@@ -136,7 +136,7 @@ def unsupported(name: str) -> SettingError:
 
 def own_form(own: Own, data_dir: str | Path | None = None) -> Form:
     """The form of the examples, without reading one: from the table file, or from the head of the array x."""
-    path, kind = _found(own, data_dir)
+    path, kind = _found(own, data_dir, there=False)
     if kind in ("csv", "parquet"):
         table = read_table(resolve(own.table or "", data_dir))
         form = Form(table.shape, table.classes, table.span)
@@ -176,9 +176,15 @@ def own_split(own: Own, data_dir: str | Path | None = None) -> Split:
     return _stored(own, path) if kind == "npy" else _arrays(own, path)
 
 
-def _found(own: Own, data_dir: str | Path | None) -> tuple[Path, str]:
-    """Where the data is, and what it is; a pattern is looked up later, file by file."""
-    path = Path(own.path) if is_pattern(own.path) else resolve(own.path, data_dir)
+def _found(own: Own, data_dir: str | Path | None, *, there: bool = True) -> tuple[Path, str]:
+    """Where the data is, and what it is; a pattern is looked up later, file by file.
+
+    What a table file declares is known before the data is ``there``.
+    """
+    path = Path(own.path)
+    by_table = path.name.endswith((*CSV, *PARQUET))
+    if not is_pattern(path) and (there or not by_table):
+        path = resolve(path, data_dir)
     own.check(kind := kind_of(path))
     return path, kind
 
