@@ -187,8 +187,8 @@ def train(
             number = stopped()
             if number and at.step > kept:  # the signal came after that, or to another process
                 run.keep(at)
-        except (BudgetError, GroupError) as error:  # no further step, or no further process: this position is whole
-            lost = isinstance(error, GroupError) and has_shards(at.params)  # with a process its parts are gone
+        except (BudgetError, GroupError) as error:  # no further step, or process: this position is whole,
+            lost = isinstance(error, GroupError) and has_shards(at.params)  # but for the parts of a lost one
             if at.step > kept and not lost:
                 run.keep(at)
             raise
