@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import distributed, nn
 
-from saltflat.core.group import Group
+from saltflat.core.group import Group, talking
 from saltflat.core.plan import Plan
 from saltflat.core.resume import difference, outline
 from saltflat.core.shards import NO_FRAMES, own_source, settle
@@ -110,7 +110,8 @@ def _check_same(plan: Plan, safeguards: Safeguards) -> None:
     noise = safeguards.noise
     mine = (outline(plan), f"{type(noise).__name__}, {'' if noise.private else 'not '}private")
     said: list[tuple[object, str]] = [mine] * Group.here().size
-    distributed.all_gather_object(said, mine)
+    with talking():
+        distributed.all_gather_object(said, mine)
     for rank, (there, source) in enumerate(said):
         other = difference(there, said[0][0])
         if other is not None:

@@ -66,7 +66,7 @@ class Group:
                 box[0] = make()
             except Exception as error:
                 failed, box[1] = error, _portable(error)
-        with _talking():
+        with talking():
             distributed.broadcast_object_list(box, src=0)
         if failed is not None:
             raise failed
@@ -87,7 +87,7 @@ class Group:
         if self.size == 1:
             return number
         largest = torch.tensor([number])
-        with _talking():
+        with talking():
             distributed.all_reduce(largest, op=distributed.ReduceOp.MAX)
         return int(largest)
 
@@ -100,12 +100,12 @@ class Group:
         if self.size == 1:
             return release(total)
         kinds, pieces = _kinds(total), _packed(total, total)
-        with _talking():
+        with talking():
             for piece in pieces:
                 distributed.reduce(piece, dst=0)
         if self.leads:
             pieces = _packed(release(_unpacked(pieces, kinds, total)), total)
-        with _talking():
+        with talking():
             for piece in pieces:
                 distributed.broadcast(piece, src=0)
         return _unpacked(pieces, kinds, total)
@@ -137,7 +137,7 @@ def _unpacked(pieces: list[Tensor], kinds: list[list[str]], like: Tree) -> Tree:
 
 
 @contextmanager
-def _talking() -> Iterator[None]:
+def talking() -> Iterator[None]:
     """Whatever fails between processes is one kind of error: the others are not there any more."""
     try:
         yield

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from saltflat.clipping import Chunk
-from saltflat.core.group import Group
+from saltflat.core.group import Group, talking
 from saltflat.core.mechanism import InParts, Noise
 from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.gradients.away import Away
@@ -96,10 +96,12 @@ class Rounds:
         if self._group.size == 1:
             return set(mine)
         said = [torch.empty(SLOTS, dtype=torch.int64) for _ in range(self._group.size)]
-        distributed.all_gather(said, torch.tensor([*mine, *[NONE] * (SLOTS - len(mine))]))
+        with talking():
+            distributed.all_gather(said, torch.tensor([*mine, *[NONE] * (SLOTS - len(mine))]))
         return set(torch.cat(said).tolist()) - {NONE}
 
 
+@talking()
 def whole_of(leaf: Any) -> Tensor:
     """All of a leaf, in every process; all of them must ask for it."""
     return leaf.full_tensor()
@@ -161,6 +163,7 @@ def sharded_leaves(model: nn.Module) -> list[Tensor]:
     return [leaf for leaf in (*model.parameters(), *model.buffers()) if is_sharded(leaf)]
 
 
+@talking()
 def summed(leaf: Tensor, like: Any) -> Tensor:
     """sum over processes of ``leaf``, of which each then holds the part that it holds of ``like``."""
     from torch.distributed.tensor import DTensor, Partial
@@ -224,13 +227,15 @@ def released_in_parts(total: Tree, release: Callable[[Tree], Tree], group: Group
     rest = {name: leaf for name, leaf in total.items() if name not in parts}
     for leaf in rest.values():
         if group.size > 1:
-            distributed.reduce(leaf, dst=0)
+            with talking():
+                distributed.reduce(leaf, dst=0)
     mine = own_parts(parts)
     answer = release({**mine, **rest} if group.leads else mine)
     for name, leaf in rest.items():
         rest[name] = answer.pop(name).to(leaf.dtype).contiguous() if group.leads else leaf
         if group.size > 1:
-            distributed.broadcast(rest[name], src=0)
+            with talking():
+                distributed.broadcast(rest[name], src=0)
     return {**{name: as_part(answer[name], leaf) for name, leaf in parts.items()}, **rest}
 
 
@@ -242,7 +247,8 @@ def check_same_release(multiplier: float, sensitivity: float, group: Group) -> N
     mine = (multiplier, sensitivity)
     said = [mine] * group.size
     if group.size > 1:
-        distributed.all_gather_object(said, mine)
+        with talking():
+            distributed.all_gather_object(said, mine)
     for rank, theirs in enumerate(said):
         if theirs != said[0]:
             raise PrivacyError(
@@ -260,7 +266,8 @@ def agreed(value: T, params: Tree) -> T:
 def most_of(values: Sequence[float]) -> list[float]:
     """The largest that any process has, place by place."""
     largest = torch.tensor(values, dtype=torch.float64)
-    distributed.all_reduce(largest, op=distributed.ReduceOp.MAX)
+    with talking():
+        distributed.all_reduce(largest, op=distributed.ReduceOp.MAX)
     return largest.tolist()
 
 
