@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import results
+from recipes_study import COMPARED, GROUNDS, TRIED, Ground, best, kept, known_methods, plain, tries
 
 HERE = Path(__file__).parent
 EPSILONS = (1.0, 2.0, 3.0)
@@ -138,11 +139,12 @@ def searched(found: Sequence[results.Result]) -> str:
     return rows(*table)
 
 
-def studied(found: Sequence[results.Result], tries: dict[str, list[Any]], chosen: Any, small: Any) -> str:
-    """Each method: its tries on MNIST, and what was chosen on Fashion-MNIST."""
-    wanted = {method: chosen(method, found) for method in tries}
+def studied(found: Sequence[results.Result], ground: Ground) -> str:
+    """Each method on one ground: its tries on MNIST, and what was chosen on Fashion-MNIST."""
+    tries = known_methods(ground, found)
+    wanted = {method: best(ground, own, found) for method, own in tries.items()}
     there = {
-        method: _of(found, "best-fashion-mnist", {**small, **own}) if own is not None else []
+        method: [] if own is None else _of(found, COMPARED, {**ground.common, **own})
         for method, own in wanted.items()
     }
     deviation = pooled(list(there.values()))
@@ -150,7 +152,7 @@ def studied(found: Sequence[results.Result], tries: dict[str, list[Any]], chosen
         ("method", "MNIST, three tries", "Fashion-MNIST", "runs", "against DP-SGD, in standard errors")
     ]
     for method, settings in tries.items():
-        own = [each for one in settings for each in _of(found, "best-mnist", {**small, **one})]
+        own = [each for one in settings for each in _of(found, TRIED, {**ground.common, **one})]
         runs = there[method]
         table.append(
             (
@@ -162,6 +164,20 @@ def studied(found: Sequence[results.Result], tries: dict[str, list[Any]], chosen
             )
         )
     return rows(*table)
+
+
+def grounds(found: Sequence[results.Result]) -> str:
+    """The study, one table for each network that was run."""
+    return "\n".join(
+        GROUND.format(
+            title=ground.title[0].upper() + ground.title[1:], steps=ground.steps, batch=ground.batch
+        )
+        + "\n"
+        + studied(found, ground)
+        + "\n"
+        for ground in GROUNDS
+        if any(kept(each, found) for each in tries(ground, plain(ground)))
+    )
 
 
 def _of(found: Sequence[results.Result], recipe: str, changes: dict[str, Any]) -> list[float]:
@@ -204,10 +220,13 @@ in all, one run each. But for `best-mnist`, as said above, no test set decided a
 """
 STUDY = """## Do flat minima help on top of good geometry?
 
-A linear model on scattering features, whitened by channel; {steps} steps with batches of {batch:g}, at epsilon
-{epsilon:g}. Every method, DP-SGD too, has three tries on MNIST, and the best of them runs on Fashion-MNIST; the last
-three rows, and the two of DPLIS, are the controls that the papers left out. A run's deviation, for the standard error
-of a difference, is that of all methods together.
+Every method on each of five networks (`recipes_study.py`), at epsilon 1. Every method, DP-SGD too, has three tries
+on MNIST, and the best of them runs on Fashion-MNIST; what a method does not try stands at what DP-SGD's tries
+chose. A run's deviation, for the standard error of a difference, is that of all methods on the same network together.
+"""
+GROUND = """### {title}
+
+{steps} steps with batches of {batch}.
 """
 
 
@@ -259,17 +278,13 @@ def owned(found: Sequence[results.Result]) -> str:
     return rows(*table)
 
 
-def page(tries: dict[str, list[Any]], chosen: Any, small: dict[str, Any]) -> str:
+def page() -> str:
     """The whole page, from the files beside this one."""
     done, study, search = (
         results.read(HERE / f"{name}.jsonl") for name in ("recipes", "recipes_study", "recipes_search")
     )
     parts = [HEAD, "## The recipes\n", measured(done) + "\n"]
-    if study:
-        parts += [
-            STUDY.format(batch=small["batch_size"], epsilon=small["epsilon"], steps=small["phase.0.steps"])
-        ]
-        parts += [studied(study, tries, chosen, small) + "\n"]
+    parts += [STUDY, grounds(study)] if study else []
     parts += [(HERE / "recipes_notes.md").read_text(encoding="utf-8")]
     own = results.read(HERE / "own_images.jsonl")
     parts += [OWN, owned(own) + "\n"] if own else []

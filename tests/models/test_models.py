@@ -27,6 +27,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...], tuple[i
     "cnn_tanh": (models.cnn_tanh, 550_570, CIFAR, (10,)),
     "cnn_selu": (lambda: models.cnn_tanh(nn.SELU), 550_570, CIFAR, (10,)),
     "tanh_cnn_mnist": (models.tanh_cnn_mnist, 26_010, MNIST, (10,)),
+    "maps_cnn": (models.maps_cnn, 39_050, (81, 7, 7), (10,)),
     "tutorial_cnn": (models.tutorial_cnn, 26_010, MNIST, (10,)),
     "tutorial_cnn_cifar": (lambda: models.tutorial_cnn(3, 32), 37_274, CIFAR, (10,)),
     "gnresnet10": (models.gnresnet10, 4_902_090, MNIST, (10,)),

@@ -1,6 +1,6 @@
 """The papers' networks. None has BatchNorm, none moves a tensor in place, and units never mix."""
 
-from saltflat.models.cnn import cnn_tanh, digits_cnn, emnist_cnn, tanh_cnn_mnist, tutorial_cnn
+from saltflat.models.cnn import cnn_tanh, digits_cnn, emnist_cnn, maps_cnn, tanh_cnn_mnist, tutorial_cnn
 from saltflat.models.common import parameter_count
 from saltflat.models.dpnas import dpnas_cifar, dpnas_fmnist, dpnas_mnist
 from saltflat.models.language import next_word_loss, next_word_lstm, next_word_mlp
@@ -20,6 +20,7 @@ __all__ = [
     "gn_resnet18",
     "gnresnet10",
     "linear",
+    "maps_cnn",
     "mlp",
     "mlp_cifar",
     "mlp_mnist",

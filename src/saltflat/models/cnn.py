@@ -100,6 +100,22 @@ def tanh_cnn_mnist(in_channels: int = 1, side: int = 28, *, classes: int = 10) -
     return _two_convolutions(nn.Tanh, classes, image=(in_channels, side))
 
 
+def maps_cnn(in_channels: int = 81, side: int = 7, width: int = 32, *, classes: int = 10) -> nn.Module:
+    """One 3x3 convolution and a linear layer, tanh between them, for maps of features: 39,050 parameters on 81x7x7.
+
+    >>> from saltflat.models import parameter_count
+    >>> parameter_count(maps_cnn())
+    39050
+    """
+    check_sizes(in_channels=in_channels, side=side, width=width, classes=classes)
+    return nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(width * side**2, classes),
+    )
+
+
 def emnist_cnn(classes: int = 62, side: int = 32) -> nn.Module:
     """Two 5x5 convolutions and log-probabilities, for 1x32x32 images: 903,614 parameters in 8 tensors.
 
