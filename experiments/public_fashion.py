@@ -214,9 +214,10 @@ def run(settings: Settings, ready: Prepared, say: Callable[[str], None]) -> resu
 def table(found: Sequence[results.Result]) -> str:
     """One line for a scenario: means over seeds with their standard errors."""
     rows = [
-        "| scenario | epsilon | seeds | after warm-up (epsilon 0) | last weights | running mean | minutes |"
+        "| scenario | private epochs, learning rate | epsilon | seeds | after warm-up (epsilon 0) | last weights "
+        "| running mean | minutes |"
     ]
-    rows.append("|---|---|---|---|---|---|---|")
+    rows.append("|---|---|---|---|---|---|---|---|")
     order = [*SCENARIOS, WITHOUT_NOISE]
     keys = sorted({_key(one) for one in found}, key=lambda key: (key[0], order.index(key[1]), *key[2:]))
     for key in keys:
@@ -227,7 +228,9 @@ def table(found: Sequence[results.Result]) -> str:
             _mean([one[name] for one in mine]) for name in ("accuracy_zero", "accuracy_last", "accuracy_ema")
         ]
         shown = "infinity (not private)" if spent is None else f"{spent:.2f}"
-        rows.append(f"| {key[0]}, {key[1]} | {shown} | {len(mine)} | {' | '.join(cells)} | {minutes:.1f} |")
+        private = f"{mine[0]['settings']['epochs']:g}, {mine[0]['settings']['lr']:g}"
+        first = f"| {key[0]}, {key[1]} | {private} | {shown} | {len(mine)} "
+        rows.append(first + f"| {' | '.join(cells)} | {minutes:.1f} |")
     return "\n".join(rows)
 
 

@@ -36,7 +36,7 @@ def test_the_table_has_means_and_standard_errors(tmp_path: Path, capsys: pytest.
     results.append(file, result("cold", 0, 0.7))
     public_fashion.main(["--table", str(file)])
     _, _, cold, warm, bare = capsys.readouterr().out.splitlines()
-    assert cold.startswith("| fashion-mnist, cold | 2.00 | 1 | 50.00 | 70.00 | 70.00 |")
+    assert cold.startswith("| fashion-mnist, cold | 1, 1 | 2.00 | 1 | 50.00 | 70.00 | 70.00 |")
     assert "| 3 | 50.00 ± 0.00 | 82.00 ± 1.15 |" in warm
     assert "infinity (not private)" in bare
 
