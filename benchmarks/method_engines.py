@@ -20,16 +20,21 @@ from saltflat.optimizers import SGD, Adam, AdamBC
 COPIES = 4  # of the weights in DPLIS, of the images in augmentation
 MANY = 16  # views, each with weights of its own in weight multiplicity
 BASE = "dp-sgd"
+AUGMENTED = "augmentation-16"
 SGD_METHOD = DPSGD()
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A method's name in the table, its engine, and the most that a step may take of DP-SGD's time."""
+    """A method's name in the table, its engine, and the most that a step may take: of the time of the engine
+    ``beside`` it in its process, and of the peak memory of DP-SGD on the same units, each in a process of its own.
+    """
 
     title: str
     build: Build
     most: float | None = None
+    beside: str = BASE
+    most_memory: float | None = None
 
 
 def augmented(
@@ -72,8 +77,10 @@ METHODS: dict[str, Entry] = {
         f"DPLIS, K = {COPIES}", partial(private, method=DPLIS(lr=0.1, copies=COPIES)), 1.05 * COPIES
     ),
     "augmentation": Entry(f"augmentation, K = {COPIES}", augmented, 1.05 * COPIES),
-    "augmentation-16": Entry(f"augmentation, K = {MANY}", partial(augmented, views=MANY)),
-    "weight-multiplicity": Entry(f"weight multiplicity, K = {MANY}", multiplied),
+    AUGMENTED: Entry(f"augmentation, K = {MANY}", partial(augmented, views=MANY)),
+    "multiplicity-16": Entry(
+        f"weight multiplicity, K = {MANY}", multiplied, 1.05, beside=AUGMENTED, most_memory=1.5
+    ),
     "per-layer": Entry("per-layer clipping", partial(_sgd, clip_norm=PerLayer(CLIP_NORM))),
     "automatic": Entry("automatic clipping", partial(_sgd, clip_norm=Automatic(CLIP_NORM))),
     "quantile": Entry("adaptive clipping", partial(private, method=Quantile(DPSGD()))),

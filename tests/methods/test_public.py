@@ -101,7 +101,7 @@ class TestWeightMultiplicity:
     def test_an_adaptive_perturbation_is_as_long_as_the_radius_in_units_of_the_weights(self) -> None:
         method = WeightMultiplicity(public=public(), radius=0.3, copies=1, adaptive=True)
         ask = door()
-        moved = flat(method._climbed(WEIGHTS, 0, 0)) - flat(WEIGHTS)
+        moved = flat(next(method._climbed(WEIGHTS, 0))) - flat(WEIGHTS)
         assert float((moved / flat(WEIGHTS)).norm()) == pytest.approx(0.3)
         stepped(method, ask)
 
