@@ -288,6 +288,46 @@ def from_array(array: Any) -> TensorUnits:
 
 
 class TestPublic:
+    @pytest.mark.parametrize(("batch", "passes"), [(4, 1), (16, 2), (30, 3), (64, 5)])
+    def test_small_minibatches_share_a_pass(self, batch: int, passes: int) -> None:
+        """One gradient for each source all the same: the one that it draws alone."""
+        seen: list[int] = []
+
+        def loss(predict: Any, rows: Any) -> Tensor:
+            seen.append(len(rows[1]))
+            return CRITERION(predict(rows[0]), rows[1])
+
+        known = Public(per_example(MODEL, loss), KNOWN)
+        sources = lambda: [public_draws(5, k) for k in range(5)]
+        found = list(known.gradients(WEIGHTS, batch=batch, sources=sources()))
+        assert len(seen) == passes
+        assert sum(seen) == 5 * batch
+        for mean, source in zip(found, sources(), strict=True):
+            close(flat(mean), flat(known.gradient(WEIGHTS, batch=batch, source=source)))
+
+    def test_minibatches_of_examples_with_views_share_a_pass(self) -> None:
+        own = per_example(MODEL, supervised(CRITERION), views=3, augment=three_views)
+        sources = lambda: [public_draws(5, k) for k in range(3)]
+        known = Public(own, KNOWN)
+        for mean, source in zip(known.gradients(WEIGHTS, batch=2, sources=sources()), sources(), strict=True):
+            close(flat(mean), flat(known.gradient(WEIGHTS, batch=2, source=source)))
+
+    def test_a_minibatch_with_a_nan_is_refused_in_company_too(self) -> None:
+        x, y = KNOWN.tensors
+        known = public(TensorUnits((x * float("inf"), y)))
+        with pytest.raises(DataError, match="not finite"):
+            list(known.gradients(WEIGHTS, batch=2, sources=[public_draws(k) for k in range(3)]))
+
+    def test_minibatches_of_half_precision_go_one_by_one(self) -> None:
+        """A tape takes float32 or better; public gradients by plain automatic differentiation need not."""
+        narrow = nn.Sequential(nn.Linear(5, 3)).bfloat16()
+        units = TensorUnits((torch.randn(6, 5).bfloat16(), torch.arange(6) % 3))
+        known = Public(per_example(narrow, supervised(CRITERION)), units)
+        at = {name: leaf.detach() for name, leaf in narrow.named_parameters()}
+        sources = lambda: [public_draws(5, k) for k in range(3)]
+        for mean, source in zip(known.gradients(at, batch=2, sources=sources()), sources(), strict=True):
+            torch.testing.assert_close(mean, known.gradient(at, batch=2, source=source))
+
     def test_the_gradient_is_the_mean_over_what_is_drawn(self) -> None:
         found = public().gradient(WEIGHTS, batch=300, source=public_draws(1, 2))  # more than fit one chunk
         close(flat(found), known_gradient(300, 1, 2))

@@ -16,9 +16,8 @@ from torch import Tensor
 from saltflat.errors import ModelError
 from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.away import Away
-from saltflat.gradients.conv import Patches, Taps
 from saltflat.gradients.parts import Dense, Gathered, Part, combined, together
-from saltflat.gradients.standardised import standardised_parts
+from saltflat.gradients.standardised import Standardised
 from saltflat.gradients.tape import Tape, Weight
 from saltflat.tree import Tree, cut, is_sharded, wide
 
@@ -132,26 +131,25 @@ def kept(
     ``asked`` may make its points and rows as they are taken: one is let go of before the next is asked for.
     ``away``: where weights come from that this process does not hold whole.
     """
-    uses: dict[str, Gathered] = {}
-    constants = list(constants)
+    found: dict[str, Gathered] = {}
     like: list[Tree] = []  # the first point
+    setting = {"rows": rows, "views": views, "points": points, "constants": list(constants), "found": found}
     for use in asked:
         like = like or [use[1]]
-        _gather(uses, use, Tape(use[1], rows=rows, views=views, points=points, constants=constants), away)
+        _gather(use, Tape(use[1], **setting), away)  # type: ignore[arg-type]
         del use  # before the next one is made
-    return Kept(rows // views, [found.part() for found in uses.values()], like[0])
+    return Kept(rows // views, [each.part() for each in found.values()], like[0])
 
 
-def _gather(uses: dict[str, Gathered], use: Use, tape: Tape, away: Away | None) -> None:
-    """One pass, forward and back; when this returns, nothing is left of it but its parts."""
+def _gather(use: Use, tape: Tape, away: Away | None) -> None:
+    """One pass, forward and back; when this returns, nothing is left of it but what was found."""
     losses_at, point, weight = use
     with torch.enable_grad():
         with tape, away.near(tape) if away else nullcontext():
             losses = checked_losses(losses_at(point), tape.rows)
         if losses.requires_grad:
             (losses * (weight / tape.views)).sum().backward()
-    for part in resolved(tape):
-        uses.setdefault(part.names[0], Gathered()).add(part)
+    resolve(tape)
 
 
 def checked_losses(losses: Tensor, rows: int) -> Tensor:
@@ -164,26 +162,18 @@ def checked_losses(losses: Tensor, rows: int) -> Tensor:
     return losses
 
 
-def resolved(tape: Tape) -> list[Part]:
-    """The tape's parts, with the uses of derived weights carried back to their parameters."""
-    direct = [part for name, parts in tape.uses.items() if name in tape.roots for part in parts]
-    known = {name for part in direct for name in part.names}
-    for name in tape.uses.keys() - tape.roots.keys():
-        weight, part = tape.derived[name], combined(tape.uses[name])
-        carried: list[Part]
+def resolve(tape: Tape) -> None:
+    """Carry the uses of weights that forward made back to the parameters that they are made of."""
+    for name in list(tape.uses):
+        weight, part = tape.derived[name], combined(tape.uses.pop(name))
         if weight.back is not None:
             carried = [weight.back(part)]
-        elif (
-            weight.how is not None
-            and known.isdisjoint(weight.how.roots)
-            and isinstance(part, Dense | Patches | Taps)
-        ):
-            carried = standardised_parts(part, weight.how, tape.points)
+        elif tape.points == 1 and weight.how is not None and tape.found.keys().isdisjoint(weight.how.roots):
+            carried = [Standardised(part, weight.how)]  # type: ignore[arg-type]
         else:
             carried = carried_back(tape, weight, part)
-        direct += carried
-        known.update(name for part in carried for name in part.names)
-    return direct
+        for each in carried:
+            tape.found.setdefault(each.names[0], Gathered()).add(each)
 
 
 def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:

@@ -399,10 +399,13 @@ def _watched(
     x = x.detach()
 
     def keep(grad: Tensor) -> list[Part]:
-        if output is not None and w is not None:
-            intact = output if output._version == version else None
-            w.how.observe(x, grad, geometry, (intact, bias))
-        return conv_parts(tape, x, grad, geometry, w, b)
+        if output is None or w is None:
+            return conv_parts(tape, x, grad, geometry, w, b)
+        seen = w.how.observe(x, grad, geometry, (output if output._version == version else None, bias))
+        if tape.points == 1 or not geometry.is_plain:
+            return conv_parts(tape, x, grad, geometry, w, b)
+        into, *others = conv_parts(tape, x, grad, geometry, w, b)
+        return [*seen.carried(into), *others]  # to be added to other points', which have other weights
 
     watched = tape.watch(y, keep)
     # Only a standardised weight wants the output; an in-place activation that follows shows in its version.

@@ -69,8 +69,10 @@ class Standardisation:
 
     def observe(
         self, x: Tensor, grad: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
-    ) -> None:
+    ) -> Standardisation:
         """Take note of one use: its input, the gradient at its output, the output (if intact) and its bias.
+
+        What is returned knows of this use alone.
 
         sum_t y'_ot (y_ot - b_o) = gain_o <u_o, G_io>: the output knows the second sum already, and a thin
         convolution with ones gives the first.
@@ -79,8 +81,20 @@ class Standardisation:
         ones = replace(geometry, shape=(1, 1, *geometry.shape[2:]), groups=1)
         totals = precise(x).sum(1, keepdim=True)
         totals = ones.forward(totals, totals.new_ones(ones.shape)).flatten(2)
-        self.sums = self.sums + self._by_unit((flat @ totals.mT).squeeze(2))
-        self.along = self.along + self._by_unit(self._seen(x, flat, geometry, output))
+        sums = self._by_unit((flat @ totals.mT).squeeze(2))
+        along = self._by_unit(self._seen(x, flat, geometry, output))
+        self.sums, self.along = self.sums + sums, self.along + along
+        return replace(self, sums=sums, along=along)
+
+    def carried(self, part: Dense | Patches | Taps) -> list[Part]:
+        """The gradients of the uses seen here, at W and at gain: parts to which those of other points can be added."""
+        parts: list[Part] = []
+        if self.weight is not None:
+            whole = Dense(part.name, *part.dense().values()) if isinstance(part, Patches) else part
+            parts.append(Carried(whole, self))
+        if self.gain is not None:
+            parts.append(Dense(self.gain, torch.as_tensor(self.along)))
+        return parts
 
     def _seen(
         self, x: Tensor, flat: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
@@ -247,22 +261,6 @@ class Carried:
                 values.baddbmm_(numbers, those, alpha=-1)
             self._flat, self._along = torch.zeros_like(self._flat), []
         return part
-
-
-def standardised_parts(part: Dense | Patches | Taps, how: Standardisation, points: int) -> list[Part]:
-    """The parts at a standardised weight's own parameters, of gradients at that weight.
-
-    Where there are other ``points``, each with another u, gradients are added up and not only their norms known.
-    """
-    if points == 1:
-        return [Standardised(part, how)]
-    parts: list[Part] = []
-    if how.weight is not None:
-        whole = Dense(part.name, *part.dense().values()) if isinstance(part, Patches) else part
-        parts.append(Carried(whole, how))
-    if how.gain is not None:
-        parts.append(Dense(how.gain, torch.as_tensor(how.along)))
-    return parts
 
 
 @rule(standardised, table=DERIVATIONS)
