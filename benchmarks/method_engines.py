@@ -18,6 +18,7 @@ from saltflat.methods import DPLIS, DPSGD, SAM, SAT, Quantile, WeightMultiplicit
 from saltflat.optimizers import SGD, Adam, AdamBC
 
 COPIES = 4  # of the weights in DPLIS, of the images in augmentation
+UNITS_OF_A_PUBLIC_ONE = 4096 // 64  # in weight multiplicity
 MANY = 16  # views, each with weights of its own in weight multiplicity
 BASE = "dp-sgd"
 AUGMENTED = "augmentation-16"
@@ -44,20 +45,37 @@ def augmented(
     place: Place | None = None,
     views: int = COPIES,
     method: AnyMethod = SGD_METHOD,
+    physical: int | None = None,
 ) -> Step:
     """DP-SGD on random views of every image, drawn anew at every step."""
     if batch[0].dim() != 4:
         raise ValueError("augmentation needs images")
     drawn = augment(PadCrop(), Flip(), views=views)
-    return private(model, batch, place=place, method=method, augment=drawn)
+    return private(model, batch, place=place, method=method, augment=drawn, physical=physical)
+
+
+def enough(batch: Batch) -> Batch:
+    """The batch, or as many of it as make 64 units: one public example is to so many what 64 are to 4,096."""
+    times = -(-UNITS_OF_A_PUBLIC_ONE // len(batch[0]))
+    return batch[0].repeat(times, 1, 1, 1), batch[1].repeat(times)
+
+
+def many_views(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
+    """Augmentation with as many rows at once as weight multiplicity has, if that is faster than all of them at once.
+
+    All rows at once took 0.93 of the time on the tutorial CNN, and more time than that on the larger networks.
+    """
+    some = None if batch[0].shape[1] == 1 else max(1, len(batch[0]) // MANY)
+    return augmented(model, enough(batch), place=place, views=MANY, physical=some)
 
 
 def multiplied(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
     """The same views, each at weights moved by public examples: 64 of them for every 4,096 units, as in the paper."""
+    units = enough(batch)
     known = Public(per_example(model, supervised(losses)), TensorUnits(batch))
-    few = max(1, len(batch[0]) * 64 // 4096)
+    few = len(units[0]) // UNITS_OF_A_PUBLIC_ONE
     method = WeightMultiplicity(public=known, radius=0.1, copies=MANY, batch=few)
-    return augmented(model, batch, place=place, views=MANY, method=method)
+    return augmented(model, units, place=place, views=MANY, method=method, physical=len(batch[0]))
 
 
 _sgd = partial(private, method=DPSGD())
@@ -77,7 +95,7 @@ METHODS: dict[str, Entry] = {
         f"DPLIS, K = {COPIES}", partial(private, method=DPLIS(lr=0.1, copies=COPIES)), 1.05 * COPIES
     ),
     "augmentation": Entry(f"augmentation, K = {COPIES}", augmented, 1.05 * COPIES),
-    AUGMENTED: Entry(f"augmentation, K = {MANY}", partial(augmented, views=MANY)),
+    AUGMENTED: Entry(f"augmentation, K = {MANY}", many_views),
     "multiplicity-16": Entry(
         f"weight multiplicity, K = {MANY}", multiplied, 1.05, beside=AUGMENTED, most_memory=1.5
     ),

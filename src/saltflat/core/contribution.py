@@ -54,7 +54,7 @@ from saltflat.gradients.width import (
 )
 from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, copied, has_shards, is_sharded, map_tree
+from saltflat.tree import Tree, copied, has_shards, is_sharded, map_tree, size
 
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]
@@ -116,6 +116,7 @@ def _said(batch: Batch) -> str:
     return "one tensor" if isinstance(batch, Tensor) else f"{type(batch).__name__}s of one item"
 
 
+ROOM = 1 << 25  # numbers: gradients of units that several points may hold without a second thought
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 
@@ -336,6 +337,15 @@ class PerExample:
             yield partial(self.losses_at, batch=part), point, weight
             del part, point
 
+    def at_once(self, most: int, points: Sequence[Tree]) -> int:
+        """How many units are asked at a time at these points, of ``most`` in a physical batch: all, or one half.
+
+        At several points units' own gradients are added up, where one point is known by smaller things. A half of a
+        large batch takes no longer, and needs half of that memory.
+        """
+        small = len(points) == 1 or most * size(points[0]) <= ROOM
+        return most if small else -(-most // 2)
+
     def by_view(self, places: Sequence[int]) -> PerExample:
         """The same, but point k sees one view of every unit only, number ``places[k]``; of one view all points see it.
 
@@ -541,12 +551,17 @@ class chunks_of:
     group: Group = ALONE  # of which this process takes its share of the drawn
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
-        sharded = has_shards(points[0])
-        for batch in self._in_step() if sharded else self._batches():
+        sharded, whole = has_shards(points[0]), self._at_once(points)
+        for batch in whole._in_step() if sharded else whole._batches():
             # Where every point waits its turn, so does its copy; sharded ones are known by where they lie.
             own = [copied(point) for point in points] if sharded else Copies(points)
             chunk = self.private.contribution(own, weights, batch)
             yield Dealt(chunk, own[0]) if sharded else chunk  # type: ignore[arg-type]
+
+    def _at_once(self, points: Sequence[Tree]) -> chunks_of:
+        """The same, with smaller physical batches if the contribution wants such at these points."""
+        fewer = getattr(self.private.contribution, "at_once", None)
+        return self if fewer is None else replace(self, most=fewer(self.most, points))
 
     def _batches(self) -> Iterator[Batch]:
         """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""

@@ -17,7 +17,7 @@ from saltflat.errors import ModelError
 from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.away import Away
 from saltflat.gradients.parts import Dense, Gathered, Part, combined, together
-from saltflat.gradients.standardised import Standardised
+from saltflat.gradients.standardised import Standardisation, Standardised
 from saltflat.gradients.tape import Tape, Weight
 from saltflat.tree import Tree, cut, is_sharded, wide
 
@@ -168,12 +168,17 @@ def resolve(tape: Tape) -> None:
         weight, part = tape.derived[name], combined(tape.uses.pop(name))
         if weight.back is not None:
             carried = [weight.back(part)]
-        elif tape.points == 1 and weight.how is not None and tape.found.keys().isdisjoint(weight.how.roots):
+        elif weight.how is not None and _is_known(tape, name, weight.how):
             carried = [Standardised(part, weight.how)]  # type: ignore[arg-type]
         else:
             carried = carried_back(tape, weight, part)
         for each in carried:
             tape.found.setdefault(each.names[0], Gathered()).add(each)
+
+
+def _is_known(tape: Tape, name: str, how: Standardisation) -> bool:
+    """Whether every use of a standardised weight was seen, at one point, and its parameters have no other."""
+    return tape.points == 1 and how.observed == tape.times[name] and tape.found.keys().isdisjoint(how.roots)
 
 
 def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:

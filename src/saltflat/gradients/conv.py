@@ -399,7 +399,7 @@ def _watched(
     x = x.detach()
 
     def keep(grad: Tensor) -> list[Part]:
-        if output is None or w is None:
+        if output is None or w is None or geometry.transposed or geometry.groups > 1:
             return conv_parts(tape, x, grad, geometry, w, b)
         seen = w.how.observe(x, grad, geometry, (output if output._version == version else None, bias))
         if tape.points == 1 or not geometry.is_plain:

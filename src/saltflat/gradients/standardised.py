@@ -54,7 +54,8 @@ def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Standardisation:
     """How a standardised weight came about, and two sums over its uses that its gradients' norm needs.
 
-    ``sums`` is the sum of G_io's entries, ``along`` is <u_o, G_io>; both (units, channels).
+    ``sums`` is the sum of G_io's entries, ``along`` is <u_o, G_io>; both (units, channels). ``observed`` is the number
+    of uses that they are taken over: only who has seen all uses of a weight knows the norm.
     """
 
     weight: str | None
@@ -66,6 +67,7 @@ class Standardisation:
     units: int
     sums: Tensor | float = 0.0
     along: Tensor | float = 0.0
+    observed: int = 0
 
     def observe(
         self, x: Tensor, grad: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
@@ -83,7 +85,7 @@ class Standardisation:
         totals = ones.forward(totals, totals.new_ones(ones.shape)).flatten(2)
         sums = self._by_unit((flat @ totals.mT).squeeze(2))
         along = self._by_unit(self._seen(x, flat, geometry, output))
-        self.sums, self.along = self.sums + sums, self.along + along
+        self.sums, self.along, self.observed = self.sums + sums, self.along + along, self.observed + 1
         return replace(self, sums=sums, along=along)
 
     def carried(self, part: Dense | Patches | Taps) -> list[Part]:

@@ -160,6 +160,7 @@ class Tape(TorchFunctionMode):
         self.rows, self.views, self.points = rows, views, points
         self.found: dict[str, Gathered] = {} if found is None else found  # of the weights themselves
         self.uses: dict[str, list[Part]] = {}  # of what forward made out of them
+        self.times: dict[str, int] = {}  # how often that was used
         self.derived: dict[str, Weight] = {}
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
         self._weights = {id(root.value): root for root in self.roots.values()}
@@ -450,6 +451,7 @@ class Tape(TorchFunctionMode):
                 self.found.setdefault(name, Gathered()).add(part)
             else:
                 self.uses[name] = laid(self.uses.get(name, []), part)
+                self.times[name] = self.times.get(name, 0) + 1
 
     def _run_and_watch_writes(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Run a function of data and constants; a constant that data was written into is data from now on."""
