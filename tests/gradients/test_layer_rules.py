@@ -114,6 +114,15 @@ def test_standardised_weights_at_several_points(
     assert worst_error(chunk, loop(model, asked, x, y, views=2), point) < 1e-9
 
 
+def test_sums_over_points_are_in_memory_of_their_own() -> None:
+    """A bias' gradients are the very numbers that its layer's weight keeps as a factor."""
+    family = FAMILIES["linear"]
+    model, (x, y) = build(family), family.data(3)
+    point = trained(model)
+    points = [{n: p + 0.1 * k for n, p in point.items()} for k in range(4)]
+    assert worst_error(kept(model, points, x, y), loop(model, points, x, y), point) < 1e-9
+
+
 def test_a_point_is_gone_before_the_next_one_is_made() -> None:
     """Points, rows and what passes leave behind: one of each is in memory, and the first point to tell the shapes."""
     model, (x, y) = build(FAMILIES["standardised"]), FAMILIES["standardised"].data(4)
