@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from saltflat import Public, fit, make_private, per_example, supervised, train
 from saltflat.core.ask import Ask, Release
-from saltflat.core.contribution import Private, chunks_of
+from saltflat.core.contribution import Copies, PerExample, Private, chunks_of
 from saltflat.core.public import check_apart
 from saltflat.core.sampling import DatasetUnits
 from saltflat.data import TensorUnits
@@ -129,6 +129,35 @@ class TestWeightMultiplicity:
         )
         plain = DPLIS(lr=0.1, copies=2)
         close(stepped(method, door(views=3))[0], stepped(plain, door(views=3))[0])
+
+    def test_a_large_batch_goes_in_halves_where_gradients_add_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Five units at a time, or three and two: the same answer, with less in memory."""
+        method = WeightMultiplicity(public=public(), radius=0.3, copies=3, batch=4)
+        whole, _ = stepped(method, door(views=3, noise=SIGMA))
+        own, seen = per_example(MODEL, supervised(CRITERION)), []
+        assert [own.at_once(5, [WEIGHTS] * points) for points in (1, 2)] == [5, 5]
+        monkeypatch.setattr("saltflat.core.contribution.ROOM", 4 * flat(WEIGHTS).numel())
+        assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6)] == [1, 4, 3, 3]
+        assert own.at_once(5, [WEIGHTS]) == 5
+        call = PerExample.__call__
+        note = lambda self, points, weights, batch: (
+            seen.append(len(batch[1])) or call(self, points, weights, batch)
+        )
+        monkeypatch.setattr(PerExample, "__call__", note)
+        close(stepped(method, door(views=3, noise=SIGMA))[0], whole)
+        assert seen == [3, 3, 3, 3]
+
+    def test_a_point_is_copied_when_its_turn_comes(self) -> None:
+        """And again when it is taken again: what a model does to one copy, no other sees."""
+        points = Copies([WEIGHTS, WEIGHTS])
+        assert len(points) == 2
+        for point in points:
+            for leaf in point.values():
+                leaf.zero_()
+        close(flat(points[1]), flat(WEIGHTS))
+        assert [len(part) for part in (points[:1], points[1:])] == [1, 1]
 
     def test_copies_that_do_not_fit_the_views(self) -> None:
         method = WeightMultiplicity(public=public(), radius=0.3, copies=4, batch=4)
