@@ -173,7 +173,7 @@ def resolve(tape: Tape) -> None:
         else:
             carried = carried_back(tape, weight, part)
         for each in carried:
-            tape.found.setdefault(each.names[0], Gathered()).add(each)
+            tape.keep(each)
 
 
 def _is_known(tape: Tape, name: str, how: Standardisation) -> bool:

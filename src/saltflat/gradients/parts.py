@@ -494,19 +494,24 @@ def laid(parts: list[Part], part: Part) -> list[Part]:
 
 
 class Gathered:
-    """The parts of one parameter, point by point.
+    """The parts of one parameter at several ``points``, one after the other.
 
-    Gradients are added up as they come, so that they take the room of one point's. Factors wait, and are laid side
-    by side once: one by one, the first would be copied again for each that follows.
+    Gradients are added up as they come, so that they take the room of one point's. Factors are laid side by side, in
+    room for all points that is made at the first: what would be left of every pass by itself keeps free memory in
+    pieces, and would be copied once more at the end.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, points: int = 1) -> None:
+        self._points = points
         self._parts: dict[Hashable, list[Part]] = {}
+        self._rooms: dict[Hashable, Room] = {}
         self._own: set[Hashable] = set()  # kinds whose sum lies in memory that nobody else holds
 
     def add(self, part: Part) -> None:
-        """One more point's."""
+        """One more."""
         parts = self._parts.setdefault(part.kind, [])
+        if self._points > 1 and isinstance(part, Outer) and self._laid(part):
+            return
         if not (parts and isinstance(part, Adding)):
             parts.append(part)
         elif part.own or part.kind in self._own:
@@ -515,12 +520,42 @@ class Gathered:
             parts[0] = parts[0].beside(part)
             self._own.add(part.kind)
 
+    def _laid(self, part: Outer) -> bool:
+        """Whether there was room for it."""
+        if part.kind not in self._rooms:
+            self._rooms[part.kind] = Room(part, self._points)
+        return self._rooms[part.kind].take(part)
+
     def part(self) -> Part:
         """All of them as one."""
         parts: list[Part] = []
-        for first, *rest in self._parts.values():
+        for kind, waiting in self._parts.items():
+            room: list[Part] = [self._rooms[kind].part()] if kind in self._rooms else []
+            first, *rest = room + waiting
             parts = laid(parts, first.beside(*rest) if rest else first)
         return combined(parts)
+
+
+class Room:
+    """Memory for the factors of several points, as many positions each, filled from the front."""
+
+    def __init__(self, first: Outer, points: int) -> None:
+        units, positions, _ = first.a.shape
+        room = lambda factor: factor.new_empty(units, points * positions, factor.shape[2])
+        self._whole, self._filled = replace(first, a=room(first.a), b=room(first.b)), 0
+
+    def take(self, part: Outer) -> bool:
+        """Copy a point's factors in, if they fit: a layer that is used twice has more of them than was thought."""
+        place = slice(self._filled, self._filled + part.a.shape[1])
+        if place.stop > self._whole.a.shape[1]:
+            return False
+        self._whole.a[:, place], self._whole.b[:, place] = part.a, part.b
+        self._filled = place.stop
+        return True
+
+    def part(self) -> Outer:
+        filled = slice(self._filled)
+        return replace(self._whole, a=self._whole.a[:, filled], b=self._whole.b[:, filled])
 
 
 def combined(parts: list[Part]) -> Part:

@@ -448,10 +448,17 @@ class Tape(TorchFunctionMode):
         for part in parts:
             name = part.names[0]
             if name in self.roots:
-                self.found.setdefault(name, Gathered()).add(part)
+                self.keep(part)
             else:
                 self.uses[name] = laid(self.uses.get(name, []), part)
                 self.times[name] = self.times.get(name, 0) + 1
+
+    def keep(self, part: Part) -> None:
+        """A part of the weights themselves, to which those of other points are added."""
+        name = part.names[0]
+        if name not in self.found:
+            self.found[name] = Gathered(self.points)
+        self.found[name].add(part)
 
     def _run_and_watch_writes(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Run a function of data and constants; a constant that data was written into is data from now on."""
