@@ -63,7 +63,7 @@ def enough(batch: Batch) -> Batch:
 def many_views(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
     """16 views of every image: small grey images all at once, others as many rows at once as weight multiplicity has.
 
-    On CNN-Tanh all rows at once take longer than 16 steps of DP-SGD, and WRN-16-4 has no memory for them.
+    On CNN-Tanh all rows at once take longer than 16 steps of DP-SGD.
     """
     some = None if batch[0].shape[1] == 1 else max(1, len(batch[0]) // MANY)
     return augmented(model, enough(batch), place=place, views=MANY, physical=some)

@@ -340,8 +340,8 @@ class PerExample:
     def at_once(self, most: int, points: Sequence[Tree]) -> int:
         """How many units are asked at a time at these points, of ``most`` in a physical batch: all, or one half.
 
-        At several points units' own gradients are added up, where one point is known by smaller things. A half of a
-        large batch takes no longer, and needs half of that memory.
+        At several points units' own gradients are added up, where one point is known by smaller things. One half of a
+        large batch needs half of that memory.
         """
         small = len(points) == 1 or most * size(points[0]) <= ROOM
         return most if small else -(-most // 2)
