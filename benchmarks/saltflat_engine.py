@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import torch
 from cases import Batch
 from engines import CLIP_NORM, NOISE_MULTIPLIER, Build, Step
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from saltflat import per_example, supervised
 from saltflat.clipping import Chunk, Clip
 from saltflat.core.ask import Ask, Release
 from saltflat.core.contribution import PerExample
+from saltflat.core.sampling import pick
 from saltflat.core.train import trainable
 from saltflat.data import Augment
 from saltflat.door import AnyMethod, PointsOf
@@ -55,13 +57,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Whole:
-    """The batch as a step's units, with views that may have points of their own."""
+    """The batch as a step's units, ``most`` of them at a time, with views that may have points of their own."""
 
     contribution: PerExample
     batch: Batch
+    most: int
 
-    def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> list[Chunk]:
-        return [self.contribution(points, weights, self.batch)]
+    def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
+        units = torch.arange(len(self.batch[0])).split(self.contribution.at_once(self.most, points))
+        for some in units if len(units) > 1 else ():
+            yield self.contribution(points, weights, pick(self.batch, some))
+        if len(units) == 1:  # the peers' batches are not copied either
+            yield self.contribution(points, weights, self.batch)
 
     def by_view(self, places: Sequence[int]) -> Whole:
         return replace(self, contribution=self.contribution.by_view(places))
@@ -82,8 +89,12 @@ def private(
     optimizer: Optimizer = MOMENTUM,
     clip_norm: float | Clip = CLIP_NORM,
     augment: Augment | None = None,
+    physical: int | None = None,
 ) -> Step:
-    """One step with ``method`` from ``place``, or else a place of its own; noise from the default source."""
+    """One step with ``method`` from ``place``, or else a place of its own; noise from the default source.
+
+    ``physical`` units are taken at a time; the whole batch without it.
+    """
     contribution = per_example(
         model, supervised(losses), views=augment.views if augment else 1, augment=augment
     )
@@ -98,7 +109,7 @@ def private(
 
     def step() -> None:
         nonlocal state
-        ask = Ask(Whole(contribution, batch), release)
+        ask = Ask(Whole(contribution, batch, physical or len(batch[0])), release)
         direction, state = method.step(ask, at.params, state)
         at.move(optimizer, direction)
 

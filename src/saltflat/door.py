@@ -81,14 +81,17 @@ class PublicGradients(Protocol):
     """Gradients of examples that are public, for a method to use beside the answers; see `saltflat.Public`.
 
     ``gradient`` is the mean over ``batch`` examples that ``source`` draws, or over all of them without a source;
-    ``loss`` the mean loss over all of them; ``check_linear`` refuses a model whose outputs are not linear in the
-    weights. ``described`` goes into the privacy statement.
+    ``gradients`` are those of one source after the other, at one point, in less time than one by one; ``loss`` the mean
+    loss over all of them; ``check_linear`` refuses a model whose outputs are not linear in the weights. ``described``
+    goes into the privacy statement.
     """
 
     @property
     def described(self) -> str: ...
 
     def gradient(self, point: Tree, *, batch: int = 1, source: Generator | None = None) -> Tree: ...
+
+    def gradients(self, point: Tree, *, batch: int, sources: Sequence[Generator]) -> Iterator[Tree]: ...
 
     def loss(self, point: Tree) -> float: ...
 

@@ -81,6 +81,39 @@ def test_a_ratio_of_medians_is_held_to_the_methods_own_target(name: str, seconds
     assert methods.cell(methods.cost("tiny", name, done)) == shown
 
 
+@pytest.mark.parametrize(
+    ("seconds", "peak", "shown"),
+    [
+        (1.05, 150.0, "1.050x met, memory 1.50x met"),
+        (1.06, 100.0, "1.060x not met, memory 1.00x met"),
+        (0.9, 151.0, "0.900x met, memory 1.51x not met"),
+    ],
+)
+def test_weight_multiplicity_is_held_to_augmentation_and_to_the_memory_of_one_view(
+    seconds: float, peak: float, shown: str
+) -> None:
+    done = ran(dp_sgd=[0.1], multiplicity_16=[seconds, seconds, 99.0])
+    found = methods.cost("tiny", "multiplicity-16", done, {"dp-sgd": 100.0, "multiplicity-16": peak})
+    assert methods.cell(found) == shown
+    assert (found.beside, found.peak_mb) == ("augmentation-16", peak)
+    assert found.ratio_to_dp_sgd == pytest.approx(10 * seconds)
+    assert methods.beside("multiplicity-16") == "augmentation-16"
+    assert methods.target("multiplicity-16") == "<= 1.05x of augmentation-16, memory <= 1.50x"
+
+
+def test_memory_is_that_of_processes_of_their_own() -> None:
+    costs = methods.measured_model(step.Effort(1, 0.0, 1, 1), "tutorial-cnn", ("dp-sgd",))
+    assert costs[0].memory_to_dp_sgd is None
+    alone = methods.peaks_alone("tutorial-cnn", ["dp-sgd"], 1)
+    assert 50 < alone["dp-sgd"] < 5000
+
+
+def test_as_many_units_as_a_public_example_is_for() -> None:
+    few = method_engines.enough((torch.zeros(32, 1, 2, 2), torch.zeros(32)))
+    assert [len(each) for each in few] == [64, 64]
+    assert len(method_engines.enough((torch.zeros(100, 1, 2, 2), torch.zeros(100)))[0]) == 100
+
+
 def test_a_method_that_fails_has_no_figure_and_its_reason() -> None:
     done = ran(dp_sgd=[1.0])
     done.races[0].errors["dplis"] = "killed"

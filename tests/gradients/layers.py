@@ -173,6 +173,29 @@ def standardised_net() -> nn.Module:
     )
 
 
+class StandardGroups(Standard):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, standardised(self.weight, self.gain), self.bias, padding=1, groups=2)
+
+
+class StandardLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, standardised(self.weight), self.bias)
+
+
+class StandardTransposed(nn.ConvTranspose2d):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, standardised(self.weight), self.bias)
+
+
+class StandardTwice(Standard):
+    """One standardised weight in a convolution and, entry by entry, in a product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = standardised(self.weight, self.gain)
+        return F.conv2d(x, weight, self.bias, padding=1) + x * weight[:, 0, :1, :1]
+
+
 def frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), *head(6))
     model[0].requires_grad_(False)
@@ -573,6 +596,16 @@ FAMILIES: dict[str, Family] = {
         (4,),
     ),
     "standardised": Family(standardised_net, (3, 6, 6)),
+    "standardised, groups": Family(
+        lambda: nn.Sequential(StandardGroups(8, 8, 3, groups=2), nn.Tanh(), *head(8 * 16)), (8, 4, 4)
+    ),
+    "standardised, linear": Family(lambda: nn.Sequential(StandardLinear(8, 8), nn.Tanh(), *head(8)), (8,)),
+    "standardised, transposed": Family(
+        lambda: nn.Sequential(StandardTransposed(8, 6, 2), nn.Tanh(), *head(6 * 25)), (8, 4, 4)
+    ),
+    "standardised, used twice": Family(
+        lambda: nn.Sequential(StandardTwice(8, 8, 3, padding=1), nn.Tanh(), *head(8 * 16)), (8, 4, 4)
+    ),
     "prelu": Family(lambda: nn.Sequential(nn.Linear(4, 6), nn.PReLU(6), nn.Tanh(), *head(6)), (4,)),
     "prelu, channels": Family(
         lambda: nn.Sequential(nn.Conv2d(3, 4, 1), nn.PReLU(4), nn.Conv2d(4, 4, 2), nn.PReLU(), *head(16)),

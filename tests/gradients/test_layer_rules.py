@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import weakref
+from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from layers import CLASSES, FAMILIES, WORDS, Family, head, per_example_loss
+from layers import CLASSES, FAMILIES, WORDS, Family, Standard, head, per_example_loss
 from reference import Tree, flat, gradient_loop, trained
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -86,6 +88,61 @@ def test_several_points_are_combined_before_the_norm(name: str) -> None:
     points = [point, {n: p * 1.1 for n, p in point.items()}, {n: p + 0.01 for n, p in point.items()}]
     chunk = kept(model, points, x, y, views=2)
     assert worst_error(chunk, loop(model, points, x, y, views=2), point) < 1e-9
+
+
+def standards(side: int, *, kernel: int, stride: int) -> nn.Module:
+    """A standardised convolution whose gradients are kept kernel element by kernel element, and one of few channels."""
+    first = Standard(8, 8, kernel, stride=stride, padding=1)
+    second = Standard(8, 4, 3, padding=1, gain=False)
+    width = second(first(torch.zeros(1, 8, side, side))).flatten().numel()
+    return nn.Sequential(first, nn.Tanh(), second, nn.Tanh(), *head(width))
+
+
+@pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2), (3, 2), (1, 2)])
+@pytest.mark.parametrize("points", [2, 9])
+def test_standardised_weights_at_several_points(
+    kernel: int, stride: int, points: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each point has a length and a direction of its own; no point's gradients go back through a graph one by one."""
+    monkeypatch.setattr(chunks, "carried_back", None)
+    family = Family(lambda: standards(6, kernel=kernel, stride=stride), (8, 6, 6))
+    model, (x, y) = build(family), family.data(4)
+    point, source = trained(model), torch.Generator().manual_seed(3)
+    moved = lambda p: p + 0.3 * torch.randn(p.shape, generator=source, dtype=p.dtype)
+    asked = [{n: moved(p) for n, p in point.items()} for _ in range(points)]
+    chunk = kept(model, asked, x, y, views=2)
+    assert worst_error(chunk, loop(model, asked, x, y, views=2), point) < 1e-9
+
+
+def test_sums_over_points_are_in_memory_of_their_own() -> None:
+    """A bias' gradients are the very numbers that its layer's weight keeps as a factor."""
+    family = FAMILIES["linear"]
+    model, (x, y) = build(family), family.data(3)
+    point = trained(model)
+    points = [{n: p + 0.1 * k for n, p in point.items()} for k in range(4)]
+    assert worst_error(kept(model, points, x, y), loop(model, points, x, y), point) < 1e-9
+
+
+def test_a_point_is_gone_before_the_next_one_is_made() -> None:
+    """Points, rows and what passes leave behind: one of each is in memory, and the first point to tell the shapes."""
+    model, (x, y) = build(FAMILIES["standardised"]), FAMILIES["standardised"].data(4)
+    alive: list[weakref.ref[Tensor]] = []
+
+    def asked() -> Iterator[chunks.Use]:
+        for k in range(4):
+            rows = x + k
+            made = [rows, *(point := trained(model)).values()]
+            assert not any(each() is not None for each in alive)
+            alive.extend(weakref.ref(each) for each in (made if k else made[:1]))
+            yield (
+                lambda at, rows=rows: per_example_loss(functional_call(model, at, (rows,)), y),
+                point,
+                0.25,
+            )
+            del rows, made, point
+
+    found = chunks.kept(asked(), rows=4, points=4, constants=list(model.parameters()))
+    assert found.norms().isfinite().all()
 
 
 @pytest.mark.parametrize(

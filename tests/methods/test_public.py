@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, TensorDataset
 
 from saltflat import Public, fit, make_private, per_example, supervised, train
 from saltflat.core.ask import Ask, Release
-from saltflat.core.contribution import Private, chunks_of
+from saltflat.core.contribution import Copies, PerExample, Private, chunks_of
 from saltflat.core.public import check_apart
 from saltflat.core.sampling import DatasetUnits
 from saltflat.data import TensorUnits
@@ -101,7 +101,7 @@ class TestWeightMultiplicity:
     def test_an_adaptive_perturbation_is_as_long_as_the_radius_in_units_of_the_weights(self) -> None:
         method = WeightMultiplicity(public=public(), radius=0.3, copies=1, adaptive=True)
         ask = door()
-        moved = flat(method._climbed(WEIGHTS, 0, 0)) - flat(WEIGHTS)
+        moved = flat(next(method._climbed(WEIGHTS, 0))) - flat(WEIGHTS)
         assert float((moved / flat(WEIGHTS)).norm()) == pytest.approx(0.3)
         stepped(method, ask)
 
@@ -129,6 +129,35 @@ class TestWeightMultiplicity:
         )
         plain = DPLIS(lr=0.1, copies=2)
         close(stepped(method, door(views=3))[0], stepped(plain, door(views=3))[0])
+
+    def test_a_large_batch_goes_in_halves_where_gradients_add_up(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Five units at a time, or three and two: the same answer, with less in memory."""
+        method = WeightMultiplicity(public=public(), radius=0.3, copies=3, batch=4)
+        whole, _ = stepped(method, door(views=3, noise=SIGMA))
+        own, seen = per_example(MODEL, supervised(CRITERION)), []
+        assert [own.at_once(5, [WEIGHTS] * points) for points in (1, 2)] == [5, 5]
+        monkeypatch.setattr("saltflat.core.contribution.ROOM", 4 * flat(WEIGHTS).numel())
+        assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6)] == [1, 4, 3, 3]
+        assert own.at_once(5, [WEIGHTS]) == 5
+        call = PerExample.__call__
+        note = lambda self, points, weights, batch: (
+            seen.append(len(batch[1])) or call(self, points, weights, batch)
+        )
+        monkeypatch.setattr(PerExample, "__call__", note)
+        close(stepped(method, door(views=3, noise=SIGMA))[0], whole)
+        assert seen == [3, 3, 3, 3]
+
+    def test_a_point_is_copied_when_its_turn_comes(self) -> None:
+        """And again when it is taken again: what a model does to one copy, no other sees."""
+        points = Copies([WEIGHTS, WEIGHTS])
+        assert len(points) == 2
+        for point in points:
+            for leaf in point.values():
+                leaf.zero_()
+        close(flat(points[1]), flat(WEIGHTS))
+        assert [len(part) for part in (points[:1], points[1:])] == [1, 1]
 
     def test_copies_that_do_not_fit_the_views(self) -> None:
         method = WeightMultiplicity(public=public(), radius=0.3, copies=4, batch=4)
@@ -288,6 +317,46 @@ def from_array(array: Any) -> TensorUnits:
 
 
 class TestPublic:
+    @pytest.mark.parametrize(("batch", "passes"), [(4, 1), (16, 2), (30, 3), (64, 5)])
+    def test_small_minibatches_share_a_pass(self, batch: int, passes: int) -> None:
+        """One gradient for each source all the same: the one that it draws alone."""
+        seen: list[int] = []
+
+        def loss(predict: Any, rows: Any) -> Tensor:
+            seen.append(len(rows[1]))
+            return CRITERION(predict(rows[0]), rows[1])
+
+        known = Public(per_example(MODEL, loss), KNOWN)
+        sources = lambda: [public_draws(5, k) for k in range(5)]
+        found = list(known.gradients(WEIGHTS, batch=batch, sources=sources()))
+        assert len(seen) == passes
+        assert sum(seen) == 5 * batch
+        for mean, source in zip(found, sources(), strict=True):
+            close(flat(mean), flat(known.gradient(WEIGHTS, batch=batch, source=source)))
+
+    def test_minibatches_of_examples_with_views_share_a_pass(self) -> None:
+        own = per_example(MODEL, supervised(CRITERION), views=3, augment=three_views)
+        sources = lambda: [public_draws(5, k) for k in range(3)]
+        known = Public(own, KNOWN)
+        for mean, source in zip(known.gradients(WEIGHTS, batch=2, sources=sources()), sources(), strict=True):
+            close(flat(mean), flat(known.gradient(WEIGHTS, batch=2, source=source)))
+
+    def test_a_minibatch_with_a_nan_is_refused_in_company_too(self) -> None:
+        x, y = KNOWN.tensors
+        known = public(TensorUnits((x * float("inf"), y)))
+        with pytest.raises(DataError, match="not finite"):
+            list(known.gradients(WEIGHTS, batch=2, sources=[public_draws(k) for k in range(3)]))
+
+    def test_minibatches_of_half_precision_go_one_by_one(self) -> None:
+        """A tape takes float32 or better; public gradients by plain automatic differentiation need not."""
+        narrow = nn.Sequential(nn.Linear(5, 3)).bfloat16()
+        units = TensorUnits((torch.randn(6, 5).bfloat16(), torch.arange(6) % 3))
+        known = Public(per_example(narrow, supervised(CRITERION)), units)
+        at = {name: leaf.detach() for name, leaf in narrow.named_parameters()}
+        sources = lambda: [public_draws(5, k) for k in range(3)]
+        for mean, source in zip(known.gradients(at, batch=2, sources=sources()), sources(), strict=True):
+            torch.testing.assert_close(mean, known.gradient(at, batch=2, source=source))
+
     def test_the_gradient_is_the_mean_over_what_is_drawn(self) -> None:
         found = public().gradient(WEIGHTS, batch=300, source=public_draws(1, 2))  # more than fit one chunk
         close(flat(found), known_gradient(300, 1, 2))

@@ -592,6 +592,22 @@ NUMBERS = (
         ("clipping.py", "math.hypot(*self.bounds.values())", "max(self.bounds.values())"),
     ),
     mutant(
+        "norm-of-uses-not-seen",
+        "a standardised weight's norm is taken from sums over some of its uses",
+        "gradients/test_layer_rules.py::test_rule_equals_loop[3-1-standardised, groups]",
+        ("gradients/chunk.py", " and how.observed == tape.times[name]", ""),
+    ),
+    mutant(
+        "sum-in-a-factor",
+        "gradients of several points are added up in memory that another part of the norm is taken from",
+        "gradients/test_layer_rules.py::test_sums_over_points_are_in_memory_of_their_own",
+        (
+            "gradients/parts.py",
+            "        elif part.own or part.kind in self._own:\n",
+            "        elif True:\n",
+        ),
+    ),
+    mutant(
         "multiply-by-zero",
         "a unit of weight 0 is multiplied by 0: NaN stays NaN",
         STEP + "TestHostileRecords::test_it_moves_the_sum_by_at_most_the_clip_norm[10-dtype0-nan]",

@@ -54,7 +54,7 @@ from saltflat.gradients.width import (
 )
 from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, copied, has_shards, is_sharded, map_tree
+from saltflat.tree import Tree, copied, has_shards, is_sharded, map_tree, size
 
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]
@@ -116,6 +116,7 @@ def _said(batch: Batch) -> str:
     return "one tensor" if isinstance(batch, Tensor) else f"{type(batch).__name__}s of one item"
 
 
+ROOM = 1 << 25  # numbers: gradients of units that several points may hold without a second thought
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 
@@ -160,7 +161,7 @@ class PerExample:
 
         All processes of a group come in and leave together, also those that have no units to ask about.
         """
-        if self.away is not None or not has_shards(points[0]):
+        if self.away is not None or isinstance(points, Copies) or not has_shards(points[0]):
             yield self
             return
         with by_hand(self.model):
@@ -301,26 +302,49 @@ class PerExample:
                 self._asked(points, weights, batch),
                 rows=rows_in(batch) // (self.views if self.places else 1),
                 views=1 if self.places else self.views,
-                constants=[
-                    *self.fixed.values(),
-                    *self.model.buffers(),
-                    *self.model.parameters(),
-                    *self._held(),
-                ],
+                points=len(points),
+                constants=self._constants(),
                 away=self.away,
             )
 
-    def _asked(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> list[Use]:
-        """Every point with the rows that it is asked about: all of them, or one view of each unit."""
-        both = list(zip(points, weights, strict=True))
-        if not self.places:
-            return [(lambda point: self.losses_at(point, batch), point, weight) for point, weight in both]
+    def group_means(self, point: Tree, batch: Batch, groups: int) -> Tree:
+        """The mean gradient over each of ``groups`` groups, as many units in each, one group after the other.
+
+        (groups, *shape). It is nobody's own gradient: for examples that are public.
+        """
+        with self.draws(self.augment):
+            batch = self._views_of(batch)
+            use = partial(self.losses_at, batch=batch), point, 1.0
+            rows = rows_in(batch)
+            found = kept([use], rows=rows, views=rows // groups, points=1, constants=self._constants())
+        stacks = {name: stack for part in found.parts for name, stack in part.dense().items()}
+        none = lambda leaf: torch.zeros(groups, *leaf.shape, dtype=leaf.dtype, device=leaf.device)
+        return {name: stacks[name] if name in stacks else none(leaf) for name, leaf in point.items()}
+
+    def _constants(self) -> list[Tensor]:
+        """What the model holds beside a point's own."""
+        return [*self.fixed.values(), *self.model.buffers(), *self.model.parameters(), *self._held()]
+
+    def _asked(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Iterator[Use]:
+        """Every point with the rows that it is asked about: all of them, or one view of each unit.
+
+        One at a time: neither the rows of all views nor copies of all points are in memory at once.
+        """
         rows = torch.arange(rows_in(batch)).view(-1, self.views)
-        parts = [pick(batch, rows[:, place % self.views]) for place in self.places]
-        return [
-            (partial(self.losses_at, batch=part), point, weight)
-            for part, (point, weight) in zip(parts, both, strict=True)
-        ]
+        places = self.places or [None] * len(points)
+        for point, weight, place in zip(points, weights, places, strict=True):
+            part = batch if place is None else pick(batch, rows[:, place % self.views])
+            yield partial(self.losses_at, batch=part), point, weight
+            del part, point
+
+    def at_once(self, most: int, points: Sequence[Tree]) -> int:
+        """How many units are asked at a time at these points, of ``most`` in a physical batch: all, or one half.
+
+        At several points units' own gradients are added up, where one point is known by smaller things. One half of a
+        large batch needs half of that memory.
+        """
+        small = len(points) == 1 or most * size(points[0]) <= ROOM
+        return most if small else -(-most // 2)
 
     def by_view(self, places: Sequence[int]) -> PerExample:
         """The same, but point k sees one view of every unit only, number ``places[k]``; of one view all points see it.
@@ -499,6 +523,20 @@ class Private:
 
 
 @dataclass(frozen=True)
+class Copies(Sequence[Tree]):
+    """Points of which each is copied when it is taken, and not before: K of them are K times the model."""
+
+    points: Sequence[Tree] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def __getitem__(self, place: Any) -> Any:
+        chosen = self.points[place]
+        return Copies(chosen) if isinstance(place, slice) else copied(chosen)
+
+
+@dataclass(frozen=True)
 class chunks_of:
     """The drawn units' gradients, one physical batch at a time, at whatever points are asked for.
 
@@ -513,11 +551,17 @@ class chunks_of:
     group: Group = ALONE  # of which this process takes its share of the drawn
 
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
-        sharded = has_shards(points[0])
-        for batch in self._in_step() if sharded else self._batches():
-            own = [copied(point) for point in points]
+        sharded, whole = has_shards(points[0]), self._at_once(points)
+        for batch in whole._in_step() if sharded else whole._batches():
+            # Where every point waits its turn, so does its copy; sharded ones are known by where they lie.
+            own = [copied(point) for point in points] if sharded else Copies(points)
             chunk = self.private.contribution(own, weights, batch)
             yield Dealt(chunk, own[0]) if sharded else chunk  # type: ignore[arg-type]
+
+    def _at_once(self, points: Sequence[Tree]) -> chunks_of:
+        """The same, with smaller physical batches if the contribution wants such at these points."""
+        fewer = getattr(self.private.contribution, "at_once", None)
+        return self if fewer is None else replace(self, most=fewer(self.most, points))
 
     def _batches(self) -> Iterator[Batch]:
         """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""

@@ -14,10 +14,15 @@ from torch.func import functional_call
 from saltflat.core.contribution import PerExample
 from saltflat.core.sampling import Indices, Units, physical
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
+from saltflat.gradients.width import Narrowed, is_narrow
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, add, map_tree, mul, zeros_like
+from saltflat.tree import Tree, add, has_shards, map_tree, mul, size, zeros_like
 
 CHUNK = 256  # examples in memory at once, where all are asked about
+TOGETHER = (
+    64  # rows of minibatches that share a pass: alone, ones that small take longer to start than to run
+)
+HELD = 1 << 22  # numbers of the gradients that such a pass holds at once
 DEEP, MANY = 6, 64  # how far what holds units is looked into, and lists that are no list of examples
 
 
@@ -70,6 +75,18 @@ class Public:
         drawn = torch.randint(self.units.count, (batch,), generator=source)
         return self._mean(point, drawn.numpy())
 
+    def gradients(self, point: Tree, *, batch: int, sources: Sequence[Generator]) -> Iterator[Tree]:
+        """As `gradient` for one source after the other; minibatches that are small share a pass."""
+        most = max(1, min(TOGETHER // (batch * self.contribution.views), HELD // size(point)))
+        if has_shards(point) or is_narrow(self.contribution.model):
+            most = 1
+        for start in range(0, len(sources), most):
+            drawn = [
+                torch.randint(self.units.count, (batch,), generator=source).numpy()
+                for source in sources[start : start + most]
+            ]
+            yield from [self._mean(point, drawn[0])] if len(drawn) == 1 else self._means(point, drawn)
+
     def loss(self, point: Tree) -> float:
         """The mean loss over all examples."""
         with torch.no_grad():
@@ -118,12 +135,26 @@ class Public:
             for name, leaf in zip(own, found, strict=True):
                 if leaf is not None:
                     total[name] += leaf
-        if not all(bool(leaf.isfinite().all()) for leaf in total.values()):
+        self._check_finite(total)
+        return total
+
+    def _means(self, point: Tree, drawn: Sequence[Indices]) -> Iterator[Tree]:
+        """The means over minibatches of one size, as the gradients of units that have so many views each."""
+        try:
+            stacks = self.contribution.group_means(point, self.units.take(np.concatenate(drawn)), len(drawn))
+        except Narrowed:  # plain automatic differentiation does what a tape of float32 cannot
+            yield from (self._mean(point, which) for which in drawn)
+            return
+        self._check_finite(stacks)
+        for place in range(len(drawn)):
+            yield {name: stack[place] for name, stack in stacks.items()}
+
+    def _check_finite(self, tree: Tree) -> None:
+        if not all(bool(leaf.isfinite().all()) for leaf in tree.values()):
             raise DataError(
                 f"the gradient of {self.named} is not finite: they hold a NaN or an infinity, or training diverged; "
                 "look at them, or lower the learning rate"
             )
-        return total
 
 
 def check_apart(used: Sequence[object], units: Units) -> None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from saltflat.errors import ModelError
 from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.away import Away
-from saltflat.gradients.parts import Dense, Part, combined, laid, together
-from saltflat.gradients.standardised import Standardised
+from saltflat.gradients.parts import Dense, Gathered, Part, combined, together
+from saltflat.gradients.standardised import Standardisation, Standardised
 from saltflat.gradients.tape import Tape, Weight
 from saltflat.tree import Tree, cut, is_sharded, wide
 
@@ -114,33 +114,42 @@ def book_keeping(
     that the model holds beside the points' own: buffers and frozen parameters.
     """
     asked = [(losses_at, point, weight) for point, weight in zip(points, weights, strict=True)]
-    return kept(asked, rows=rows, views=views, constants=constants)
+    return kept(asked, rows=rows, views=views, points=len(asked), constants=constants)
 
 
 def kept(
-    asked: Sequence[Use],
+    asked: Iterable[Use],
     *,
     rows: int,
     views: int = 1,
+    points: int,
     constants: Iterable[Tensor] = (),
     away: Away | None = None,
 ) -> Kept:
-    """As `book_keeping`, with losses of its own for every point: other rows of the same units, say.
+    """As `book_keeping`, with losses of its own for every one of ``points`` points: other rows of the same units, say.
 
+    ``asked`` may make its points and rows as they are taken: one is let go of before the next is asked for.
     ``away``: where weights come from that this process does not hold whole.
     """
-    uses: dict[str, list[Part]] = {}
-    constants = list(constants)
-    for losses_at, point, weight in asked:
-        tape = Tape(point, rows=rows, views=views, points=len(asked), constants=constants)
-        with torch.enable_grad():
-            with tape, away.near(tape) if away else nullcontext():
-                losses = checked_losses(losses_at(point), rows)
-            if losses.requires_grad:
-                (losses * (weight / views)).sum().backward()
-        for part in resolved(tape, alone=len(asked) == 1):
-            uses[part.names[0]] = laid(uses.get(part.names[0], []), part)
-    return Kept(rows // views, [combined(parts) for parts in uses.values()], asked[0][1])
+    found: dict[str, Gathered] = {}
+    like: list[Tree] = []  # the first point
+    setting = {"rows": rows, "views": views, "points": points, "constants": list(constants), "found": found}
+    for use in asked:
+        like = like or [use[1]]
+        _gather(use, Tape(use[1], **setting), away)  # type: ignore[arg-type]
+        del use  # before the next one is made
+    return Kept(rows // views, [each.part() for each in found.values()], like[0])
+
+
+def _gather(use: Use, tape: Tape, away: Away | None) -> None:
+    """One pass, forward and back; when this returns, nothing is left of it but what was found."""
+    losses_at, point, weight = use
+    with torch.enable_grad():
+        with tape, away.near(tape) if away else nullcontext():
+            losses = checked_losses(losses_at(point), tape.rows)
+        if losses.requires_grad:
+            (losses * (weight / tape.views)).sum().backward()
+    resolve(tape)
 
 
 def checked_losses(losses: Tensor, rows: int) -> Tensor:
@@ -153,25 +162,23 @@ def checked_losses(losses: Tensor, rows: int) -> Tensor:
     return losses
 
 
-def resolved(tape: Tape, *, alone: bool) -> list[Part]:
-    """The tape's parts, with the uses of derived weights carried back to their parameters.
-
-    ``alone``: no other point's gradients will be added to these.
-    """
-    direct = [part for name, parts in tape.uses.items() if name in tape.roots for part in parts]
-    known = {name for part in direct for name in part.names}
-    for name in tape.uses.keys() - tape.roots.keys():
-        weight, part = tape.derived[name], combined(tape.uses[name])
-        carried: list[Part]
+def resolve(tape: Tape) -> None:
+    """Carry the uses of weights that forward made back to the parameters that they are made of."""
+    for name in list(tape.uses):
+        weight, part = tape.derived[name], combined(tape.uses.pop(name))
         if weight.back is not None:
             carried = [weight.back(part)]
-        elif alone and weight.how is not None and known.isdisjoint(weight.how.roots):
+        elif weight.how is not None and _is_known(tape, name, weight.how):
             carried = [Standardised(part, weight.how)]  # type: ignore[arg-type]
         else:
             carried = carried_back(tape, weight, part)
-        direct += carried
-        known.update(name for part in carried for name in part.names)
-    return direct
+        for each in carried:
+            tape.keep(each)
+
+
+def _is_known(tape: Tape, name: str, how: Standardisation) -> bool:
+    """Whether every use of a standardised weight was seen, at one point, and its parameters have no other."""
+    return tape.points == 1 and how.observed == tape.times[name] and tape.found.keys().isdisjoint(how.roots)
 
 
 def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:

@@ -16,7 +16,7 @@ Gradients or their norm alone: `factors_are_cheaper` decides, with the cost mode
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -29,6 +29,7 @@ from saltflat.gradients.parts import (
     Dense,
     Gram,
     Part,
+    added_up,
     blank,
     factors_are_cheaper,
     gram_square,
@@ -133,8 +134,9 @@ class Patches:
     def kind(self) -> Hashable:
         return Patches, self.geometry, self.x.shape[2:]
 
-    def beside(self, other: Patches) -> Patches:
-        x, grad = torch.cat([self.x, other.x], 1), torch.cat([self.grad, other.grad], 1)
+    def beside(self, *others: Patches) -> Patches:
+        every = (self, *others)
+        x, grad = torch.cat([p.x for p in every], 1), torch.cat([p.grad for p in every], 1)
         return replace(self, x=x, grad=grad)
 
     def scaled_square(self, scale: Tensor) -> Tensor:
@@ -185,8 +187,27 @@ class Taps:
     def kind(self) -> Hashable:
         return Taps, self.phases, self.values.shape
 
-    def beside(self, other: Taps) -> Taps:
-        return replace(self, values=self.values + other.values)
+    def beside(self, *others: Taps) -> Taps:
+        return replace(self, values=added_up([self.values, *(other.values for other in others)]))
+
+    @property
+    def own(self) -> bool:
+        return True  # products of their own, made here
+
+    def take(self, other: Taps) -> None:
+        self.values.add_(other.values)
+
+    def along_channels(self, numbers: Tensor) -> Tensor:
+        """A number for each output channel, in a form that multiplies ``values``."""
+        return numbers.view(-1, 1)
+
+    def by_channel(self, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(out, units, in) of ``values``, a view, beside (out, directions, in), kernel element by kernel element."""
+        (high, wide), s = self.values.shape[:2], self.phases
+        split = directions.unflatten(4, (wide, s)).unflatten(3, (high, s)).permute(3, 5, 1, 0, 2, 4, 6)
+        split = split.flatten(4)  # (high, wide, out, directions, in s s), as `_kernels` undoes it
+        for i, j in product(range(high), range(wide)):
+            yield self.values[i, j].transpose(0, 1), split[i, j]
 
     def _kernels(self, values: Tensor) -> Tensor:
         """(high, wide, units, out, in s s) -> (units, out, in, high s, wide s)."""
@@ -378,10 +399,13 @@ def _watched(
     x = x.detach()
 
     def keep(grad: Tensor) -> list[Part]:
-        if output is not None and w is not None:
-            intact = output if output._version == version else None
-            w.how.observe(x, grad, geometry, (intact, bias))
-        return conv_parts(tape, x, grad, geometry, w, b)
+        if output is None or w is None or geometry.transposed or geometry.groups > 1:
+            return conv_parts(tape, x, grad, geometry, w, b)
+        seen = w.how.observe(x, grad, geometry, (output if output._version == version else None, bias))
+        if tape.points == 1 or not geometry.is_plain:
+            return conv_parts(tape, x, grad, geometry, w, b)
+        into, *others = conv_parts(tape, x, grad, geometry, w, b)
+        return [*seen.carried(into), *others]  # to be added to other points', which have other weights
 
     watched = tape.watch(y, keep)
     # Only a standardised weight wants the output; an in-place activation that follows shows in its version.

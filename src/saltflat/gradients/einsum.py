@@ -94,7 +94,8 @@ def _part(
         (term, x), order = others[0], batch + places
         a = tape.by_unit(torch.einsum(f"{term}->{order}{into}", x))
         b = tape.by_unit(torch.einsum(f"{answer}->{order}{out}", grad))
-        return outer(weight.name, a, b) if own == out + into else outer(weight.name, b, a)
+        first, second = (a, b) if own == out + into else (b, a)
+        return outer(weight.name, first, second, tape.points)
     alone = [letter for letter in own if not any(letter in t for t, _ in [*others, (answer, grad)])]
     kept = "".join(letter for letter in own if letter not in alone)
     spelt = ",".join([*(t for t, _ in others), answer]) + f"->{batch}{kept}"

@@ -31,7 +31,7 @@ def linear_parts(tape: Tape, x: Tensor, grad: Tensor, w: Weight | None, b: Weigh
     """The parts of a linear layer from its input and the gradient at its output."""
     parts: list[Part] = []
     if w is not None:
-        parts.append(outer(w.name, tape.by_unit(x.detach()), tape.by_unit(grad)))
+        parts.append(outer(w.name, tape.by_unit(x.detach()), tape.by_unit(grad), tape.points))
     if b is not None:
         parts.append(bias_part(tape, b, grad))
     return parts
@@ -52,11 +52,13 @@ def matmul(tape: Tape, func: Any, x: Tensor, y: Tensor) -> Tensor:
     """
     left, right = tape.weight(x), tape.weight(y)
     if right is not None and y.ndim == 2 and not tape.is_shared(x) and x.ndim > 1 and tape.holds_rows(x):
-        into = lambda grad: [outer(right.name, tape.by_unit(grad), tape.by_unit(x.detach()))]  # x^T y'
+        into = lambda grad: [
+            outer(right.name, tape.by_unit(grad), tape.by_unit(x.detach()), tape.points)
+        ]  # x^T y'
         return tape.watch(func(x, y), into)
     if left is not None and x.ndim == 2 and not tape.is_shared(y) and y.ndim > 2 and tape.holds_rows(y):
         turned = lambda t: tape.by_unit(t.detach().mT)
-        return tape.watch(func(x, y), lambda grad: [outer(left.name, turned(y), turned(grad))])
+        return tape.watch(func(x, y), lambda grad: [outer(left.name, turned(y), turned(grad), tape.points)])
     weight, data = (x, y) if tape.is_shared(x) else (y, x)
     if 3 <= weight.ndim <= data.ndim and not tape.is_shared(data) and tape.holds_rows(data):
         return RULES[torch.mul](tape, func, x, y)
@@ -84,7 +86,7 @@ def addmm(tape: Tape, func: Any, b: Tensor, x: Tensor, y: Tensor, **kwargs: Any)
         return tape.by_vmap(func, b, x, y, **kwargs)
 
     def keep(grad: Tensor) -> list[Part]:
-        into = outer(w.name, tape.by_unit(grad), tape.by_unit(x.detach()))
+        into = outer(w.name, tape.by_unit(grad), tape.by_unit(x.detach()), tape.points)
         return [into] if c is None else [into, bias_part(tape, c, grad)]
 
     return tape.watch(func(b, x, y), keep)

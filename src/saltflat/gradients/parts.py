@@ -16,9 +16,9 @@ all that a parameter ever sees of them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -49,9 +49,22 @@ class Part(Protocol):
         """Parts of one parameter and one kind can be laid side by side."""
         ...
 
-    def beside(self, other: Any) -> Part:
-        """The sum of this part and another of the same kind."""
+    def beside(self, *others: Any) -> Part:
+        """The sum of this part and others of the same kind, in memory of its own."""
         ...
+
+
+@runtime_checkable
+class Adding(Protocol):
+    """A part that others of its kind can be added to where it lies, with no more room.
+
+    ``own``: whether nobody else holds its memory. A gradient that came as it is may be another part's factor.
+    """
+
+    @property
+    def own(self) -> bool: ...
+
+    def take(self, other: Any) -> None: ...
 
 
 def blank(values: Tensor, dead: Tensor) -> Tensor:
@@ -115,8 +128,23 @@ class Dense:
     def kind(self) -> Hashable:
         return Dense
 
-    def beside(self, other: Dense) -> Dense:
-        return replace(self, values=self.values + other.values)
+    def beside(self, *others: Dense) -> Dense:
+        return replace(self, values=added_up([self.values, *(other.values for other in others)]))
+
+    @property
+    def own(self) -> bool:
+        return False
+
+    def take(self, other: Dense) -> None:
+        self.values.add_(other.values)
+
+    def along_channels(self, numbers: Tensor) -> Tensor:
+        """A number for each output channel, the parameter's first axis, in a form that multiplies ``values``."""
+        return numbers.view(-1, *[1] * (self.values.ndim - 2))
+
+    def by_channel(self, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """(channels, units, entries) of ``values``, a view, beside (channels, directions, entries)."""
+        yield self.values.flatten(2).transpose(0, 1), directions.flatten(2).transpose(0, 1)
 
     def scaled_square(self, scale: Tensor) -> Tensor:
         """||scale_o G_io||^2, summed over output channels o, the parameter's first axis."""
@@ -164,8 +192,9 @@ class Outer:
     def kind(self) -> Hashable:
         return Outer
 
-    def beside(self, other: Outer) -> Part:
-        return outer(self.name, torch.cat([self.a, other.a], 1), torch.cat([self.b, other.b], 1))
+    def beside(self, *others: Outer) -> Part:
+        every = (self, *others)
+        return outer(self.name, torch.cat([p.a for p in every], 1), torch.cat([p.b for p in every], 1))
 
 
 @dataclass(frozen=True)
@@ -268,8 +297,9 @@ class Rows:
     def kind(self) -> Hashable:
         return Rows
 
-    def beside(self, other: Rows) -> Rows:
-        rows, b = torch.cat([self.rows, other.rows], 1), torch.cat([self.b, other.b], 1)
+    def beside(self, *others: Rows) -> Rows:
+        every = (self, *others)
+        rows, b = torch.cat([p.rows for p in every], 1), torch.cat([p.b for p in every], 1)
         return replace(self, rows=rows, b=b)
 
 
@@ -310,9 +340,9 @@ class Tied:
     def kind(self) -> Hashable:
         return Tied
 
-    def beside(self, other: Tied) -> Part:
-        linear, table = self.linear.beside(other.linear), self.table.beside(other.table)
-        return combined([linear, table])
+    def beside(self, *others: Tied) -> Part:
+        linear = self.linear.beside(*(other.linear for other in others))
+        return combined([linear, self.table.beside(*(other.table for other in others))])
 
 
 @dataclass(frozen=True)
@@ -353,8 +383,8 @@ class Stretch:
     def kind(self) -> Hashable:
         return Stretch
 
-    def beside(self, other: Stretch) -> Stretch:
-        return replace(self, values=self.values + other.values)
+    def beside(self, *others: Stretch) -> Stretch:
+        return replace(self, values=added_up([self.values, *(other.values for other in others)]))
 
 
 def pair_sum(x: Tensor, y: Tensor) -> Tensor:
@@ -422,9 +452,22 @@ def gram_square(a: Gram, b: Gram) -> Tensor:
     return a.inner(b) + slack(own.dtype) * terms + 1024 * lost
 
 
-def outer(name: str, a: Tensor, b: Tensor) -> Part:
-    """A linear layer's part: its two factors, or the gradients themselves where those are cheaper."""
+def added_up(values: Sequence[Tensor]) -> Tensor:
+    """The sum, in memory of its own."""
+    first, *rest = values
+    total = first + rest[0] if rest else first.clone()
+    for each in rest[1:]:
+        total += each
+    return total
+
+
+def outer(name: str, a: Tensor, b: Tensor, points: int = 1) -> Part:
+    """A linear layer's part: its two factors, or the gradients themselves where those are cheaper.
+
+    ``points``: at how many points in weight space there will be as many positions, laid beside these.
+    """
     (_, positions, inputs), outputs = a.shape, b.shape[2]
+    positions *= points
     if positions > 1 and not factors_are_cheaper(positions, inputs + outputs, inputs * outputs):
         return Dense(name, precise(b).mT @ precise(a))
     return Outer(name, a, b)
@@ -448,6 +491,71 @@ def laid(parts: list[Part], part: Part) -> list[Part]:
             rest = [p for p in parts if p is not other]
             return laid(rest, other.beside(part))  # which may be of another kind: it takes its turn again
     return [*parts, part]
+
+
+class Gathered:
+    """The parts of one parameter at several ``points``, one after the other.
+
+    Gradients are added up as they come, so that they take the room of one point's. Factors are laid side by side, in
+    room for all points that is made at the first: what would be left of every pass by itself keeps free memory in
+    pieces, and would be copied once more at the end.
+    """
+
+    def __init__(self, points: int = 1) -> None:
+        self._points = points
+        self._parts: dict[Hashable, list[Part]] = {}
+        self._rooms: dict[Hashable, Room] = {}
+        self._own: set[Hashable] = set()  # kinds whose sum lies in memory that nobody else holds
+
+    def add(self, part: Part) -> None:
+        """One more."""
+        parts = self._parts.setdefault(part.kind, [])
+        if self._points > 1 and isinstance(part, Outer) and self._laid(part):
+            return
+        if not (parts and isinstance(part, Adding)):
+            parts.append(part)
+        elif part.own or part.kind in self._own:
+            parts[0].take(part)  # type: ignore[attr-defined]
+        else:
+            parts[0] = parts[0].beside(part)
+            self._own.add(part.kind)
+
+    def _laid(self, part: Outer) -> bool:
+        """Whether there was room for it."""
+        if part.kind not in self._rooms:
+            self._rooms[part.kind] = Room(part, self._points)
+        return self._rooms[part.kind].take(part)
+
+    def part(self) -> Part:
+        """All of them as one."""
+        parts: list[Part] = []
+        for kind, waiting in self._parts.items():
+            room: list[Part] = [self._rooms[kind].part()] if kind in self._rooms else []
+            first, *rest = room + waiting
+            parts = laid(parts, first.beside(*rest) if rest else first)
+        return combined(parts)
+
+
+class Room:
+    """Memory for the factors of several points, as many positions each, filled from the front."""
+
+    def __init__(self, first: Outer, points: int) -> None:
+        units, positions, _ = first.a.shape
+        room = lambda factor: factor.new_empty(units, points * positions, factor.shape[2])
+        self._whole, self._filled = replace(first, a=room(first.a), b=room(first.b)), 0
+
+    def take(self, part: Outer) -> bool:
+        """Copy a point's factors in, if they fit: a layer that is used twice has more of them than was thought."""
+        place = slice(self._filled, self._filled + part.a.shape[1])
+        if place.stop > self._whole.a.shape[1]:
+            return False
+        self._whole.a[:, place], self._whole.b[:, place] = part.a, part.b
+        self._filled = place.stop
+        return True
+
+    def part(self) -> Outer:
+        filled = slice(self._filled)
+        return replace(self._whole, a=self._whole.a[:, filled], b=self._whole.b[:, filled])
 
 
 def combined(parts: list[Part]) -> Part:

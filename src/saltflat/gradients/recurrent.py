@@ -216,7 +216,7 @@ def _recurrent_parts(
         grad = at_recurrent_term(grad, reset=kept["gates"][..., : hidden.shape[2]].transpose(0, 1))
     parts: list[Part] = []
     if w is not None:
-        parts.append(outer(w.name, tape.by_unit(hidden), tape.by_unit(grad)))
+        parts.append(outer(w.name, tape.by_unit(hidden), tape.by_unit(grad), tape.points))
     if b is not None:
         parts.append(bias_part(tape, b, grad))
     return parts

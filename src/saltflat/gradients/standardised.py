@@ -54,7 +54,8 @@ def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Standardisation:
     """How a standardised weight came about, and two sums over its uses that its gradients' norm needs.
 
-    ``sums`` is the sum of G_io's entries, ``along`` is <u_o, G_io>; both (units, channels).
+    ``sums`` is the sum of G_io's entries, ``along`` is <u_o, G_io>; both (units, channels). ``observed`` is the number
+    of uses that they are taken over: only who has seen all uses of a weight knows the norm.
     """
 
     weight: str | None
@@ -66,11 +67,14 @@ class Standardisation:
     units: int
     sums: Tensor | float = 0.0
     along: Tensor | float = 0.0
+    observed: int = 0
 
     def observe(
         self, x: Tensor, grad: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
-    ) -> None:
+    ) -> Standardisation:
         """Take note of one use: its input, the gradient at its output, the output (if intact) and its bias.
+
+        What is returned knows of this use alone.
 
         sum_t y'_ot (y_ot - b_o) = gain_o <u_o, G_io>: the output knows the second sum already, and a thin
         convolution with ones gives the first.
@@ -79,8 +83,20 @@ class Standardisation:
         ones = replace(geometry, shape=(1, 1, *geometry.shape[2:]), groups=1)
         totals = precise(x).sum(1, keepdim=True)
         totals = ones.forward(totals, totals.new_ones(ones.shape)).flatten(2)
-        self.sums = self.sums + self._by_unit((flat @ totals.mT).squeeze(2))
-        self.along = self.along + self._by_unit(self._seen(x, flat, geometry, output))
+        sums = self._by_unit((flat @ totals.mT).squeeze(2))
+        along = self._by_unit(self._seen(x, flat, geometry, output))
+        self.sums, self.along, self.observed = self.sums + sums, self.along + along, self.observed + 1
+        return replace(self, sums=sums, along=along)
+
+    def carried(self, part: Dense | Patches | Taps) -> list[Part]:
+        """The gradients of the uses seen here, at W and at gain: parts to which those of other points can be added."""
+        parts: list[Part] = []
+        if self.weight is not None:
+            whole = Dense(part.name, *part.dense().values()) if isinstance(part, Patches) else part
+            parts.append(Carried(whole, self))
+        if self.gain is not None:
+            parts.append(Dense(self.gain, torch.as_tensor(self.along)))
+        return parts
 
     def _seen(
         self, x: Tensor, flat: Tensor, geometry: Geometry, output: tuple[Tensor | None, Tensor | None]
@@ -161,8 +177,92 @@ class Standardised:
     def kind(self) -> Hashable:
         return Standardised, self.part.kind
 
-    def beside(self, other: Any) -> Part:
+    def beside(self, *others: Any) -> Part:
         raise NotImplementedError("uses are combined before they are carried back")
+
+
+PUT_OFF = (
+    4  # points for which one product subtracts what is along u: it reads and writes all units' gradients
+)
+
+
+class Carried:
+    """The gradients at a standardised weight W itself, added up over points that have an s and a u of their own each.
+
+        g_io = sum_k s_ko G_iko - sum_k s_ko mean(G_iko) - sum_k s_ko <u_ko, G_iko> u_ko
+
+    The first sum grows point by point, where it lies. What the others need is a number for each unit and channel, so
+    they wait, and are subtracted for several points at once: in every channel (units, points) times (points, entries).
+
+    *Guarantee*: norms and sums are those of the very numbers that are kept; no norm is a difference of larger ones.
+    """
+
+    own = True
+
+    def __init__(self, part: Dense | Taps, how: Standardisation) -> None:
+        along, sums = torch.as_tensor(how.along), torch.as_tensor(how.sums)
+        self._part = replace(part, name=str(how.weight))
+        self._slope: Tensor | None = how.slope  # that its gradients are still to be multiplied by
+        self._flat = sums * (how.slope / how.unit[0].numel())  # (units, channels)
+        self._along = [(torch.where(how.clamped, 0, along) * how.slope, how.unit)]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self._part.names
+
+    @property
+    def kind(self) -> Hashable:
+        return Carried, self._part.kind
+
+    def take(self, other: Carried) -> None:
+        """Add the gradients of another point, or of several."""
+        values, more = self._scaled().values, other._part
+        if other._slope is None:
+            values.add_(more.values)
+        else:
+            values.addcmul_(more.values, more.along_channels(other._slope))
+        self._flat = self._flat + other._flat
+        self._along += other._along
+        if len(self._along) >= PUT_OFF:
+            self._settled()
+
+    def beside(self, *others: Carried) -> Carried:
+        for other in others:
+            self.take(other)
+        return self
+
+    def square(self) -> Tensor:
+        return self._settled().square()
+
+    def dot(self, direction: Tree) -> Tensor:
+        return self._settled().dot(direction)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        return self._settled().weighted(weights)
+
+    def dense(self) -> Tree:
+        return self._settled().dense()
+
+    def erased(self, dead: Tensor) -> Part:
+        return self._settled().erased(dead)
+
+    def _scaled(self) -> Dense | Taps:
+        """sum_k s_ko G_iko, in memory that is ours."""
+        if self._slope is not None:
+            values = self._part.values * self._part.along_channels(self._slope)
+            self._part, self._slope = replace(self._part, values=values.contiguous()), None
+        return self._part
+
+    def _settled(self) -> Dense | Taps:
+        """The gradients, with all that waits subtracted."""
+        part = self._scaled()
+        if self._along:
+            numbers = torch.stack([self._flat, *(number for number, _ in self._along)]).permute(2, 1, 0)
+            directions = [direction for _, direction in self._along]
+            for values, those in part.by_channel(torch.stack([torch.ones_like(directions[0]), *directions])):
+                values.baddbmm_(numbers, those, alpha=-1)
+            self._flat, self._along = torch.zeros_like(self._flat), []
+        return part
 
 
 @rule(standardised, table=DERIVATIONS)

@@ -42,7 +42,7 @@ from saltflat.gradients.axes import (
     raises,
     stays,
 )
-from saltflat.gradients.parts import Dense, Part, Stretch, laid, precise
+from saltflat.gradients.parts import Dense, Gathered, Part, Stretch, laid, precise
 from saltflat.gradients.width import check_width
 from saltflat.tree import Tree
 
@@ -142,15 +142,25 @@ class Weight:
 class Tape(TorchFunctionMode):
     """Record the uses of ``weights`` while ``rows`` rows, ``views`` of them per unit, pass through a model.
 
-    ``points``: how many points in weight space the units are asked at; their parts will be added to each other.
+    ``points``: how many points in weight space the units are asked at; their parts are added to each other in
+    ``found``, which tapes of several points share.
     """
 
     def __init__(
-        self, weights: Tree, *, rows: int, views: int = 1, points: int = 1, constants: Iterable[Tensor] = ()
+        self,
+        weights: Tree,
+        *,
+        rows: int,
+        views: int = 1,
+        points: int = 1,
+        constants: Iterable[Tensor] = (),
+        found: dict[str, Gathered] | None = None,
     ):
         super().__init__()
         self.rows, self.views, self.points = rows, views, points
-        self.uses: dict[str, list[Part]] = {}
+        self.found: dict[str, Gathered] = {} if found is None else found  # of the weights themselves
+        self.uses: dict[str, list[Part]] = {}  # of what forward made out of them
+        self.times: dict[str, int] = {}  # how often that was used
         self.derived: dict[str, Weight] = {}
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
         self._weights = {id(root.value): root for root in self.roots.values()}
@@ -434,9 +444,21 @@ class Tape(TorchFunctionMode):
         return any(id(t) in self._folded and len(t) == len(made) for t in data)
 
     def _store(self, parts: Iterable[Part]) -> None:
+        """At once: a layer's gradients are added to those of other points before the next layer has any."""
         for part in parts:
             name = part.names[0]
-            self.uses[name] = laid(self.uses.get(name, []), part)
+            if name in self.roots:
+                self.keep(part)
+            else:
+                self.uses[name] = laid(self.uses.get(name, []), part)
+                self.times[name] = self.times.get(name, 0) + 1
+
+    def keep(self, part: Part) -> None:
+        """A part of the weights themselves, to which those of other points are added."""
+        name = part.names[0]
+        if name not in self.found:
+            self.found[name] = Gathered(self.points)
+        self.found[name].add(part)
 
     def _run_and_watch_writes(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Run a function of data and constants; a constant that data was written into is data from now on."""

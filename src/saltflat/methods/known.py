@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from saltflat.door import PublicGradients, check_public
@@ -34,6 +35,13 @@ def check_known(public: PublicGradients, batch: int, seed: int) -> None:
 def drawn_gradient(public: PublicGradients, point: Tree, batch: int, *key: int) -> Tree:
     """The gradient of public examples; one ``key`` always draws the same."""
     return public.gradient(point, batch=batch, source=public_draws(*key))
+
+
+def drawn_gradients(
+    public: PublicGradients, point: Tree, batch: int, *keys: tuple[int, ...]
+) -> Iterator[Tree]:
+    """`drawn_gradient` for one key after the other."""
+    return iter(public.gradients(point, batch=batch, sources=[public_draws(*key) for key in keys]))
 
 
 def shortened(direction: Tree, bound: float) -> Tree:

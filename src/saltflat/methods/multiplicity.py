@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from saltflat.door import AnyMethod, Door, PublicGradients, check_method
 from saltflat.errors import SettingError
 from saltflat.methods.dplis import MOST_COPIES
-from saltflat.methods.known import Stepped, check_known, drawn_gradient
+from saltflat.methods.known import Stepped, check_known, drawn_gradients
 from saltflat.methods.sgd import DPSGD
 from saltflat.settings import is_number, is_whole
 from saltflat.tree import Tree, add, norm, times
@@ -53,16 +54,20 @@ class WeightMultiplicity:
 
     def step(self, ask: Door, params: Tree, state: Stepped) -> tuple[Tree, Stepped]:
         def spread(point: Tree, unit: int) -> list[tuple[Tree, float]]:
-            return [(self._climbed(point, state.steps, k), 1 / self.copies) for k in range(self.copies)]
+            return [(moved, 1 / self.copies) for moved in self._climbed(point, state.steps)]
 
         direction, inner = self.method.step(ask.spread(spread, by_view=True), params, state.inner)
         return direction, Stepped(inner, state.steps + 1)
 
-    def _climbed(self, point: Tree, step: int, k: int) -> Tree:
-        """p + v_k."""
+    def _climbed(self, point: Tree, step: int) -> Iterator[Tree]:
+        """p + v_k for every k."""
         if self.radius == 0:
-            return point
-        uphill = drawn_gradient(self.public, point, self.batch, self.seed, step, k)
+            return iter([point] * self.copies)
+        keys = [(self.seed, step, k) for k in range(self.copies)]
+        return (self._moved(point, h) for h in drawn_gradients(self.public, point, self.batch, *keys))
+
+    def _moved(self, point: Tree, uphill: Tree) -> Tree:
+        """p + v, where ``uphill`` is h."""
         if self.adaptive:
             uphill = times(uphill, point)  # w h, whose length is that of v / w
         length = float(norm(uphill)) + LEAST

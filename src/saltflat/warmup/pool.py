@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -33,6 +34,9 @@ class Pool:
         return f"the {self.of} examples"
 
     def gradient(self, point: Tree, *, batch: int = 1, source: Generator | None = None) -> Tree:
+        self._absent()
+
+    def gradients(self, point: Tree, *, batch: int, sources: Sequence[Generator]) -> Iterator[Tree]:
         self._absent()
 
     def loss(self, point: Tree) -> float:
