@@ -70,7 +70,9 @@ def worker(words: Sequence[str]) -> None:
 
     def joining(*given: Any, **more: Any) -> None:
         start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-        dies = start < int(os.environ.get("DIES_JOINING", "0")) and rank == start % int(os.environ["WORLD_SIZE"])
+        dies = start < int(os.environ.get("DIES_JOINING", "0")) and rank == start % int(
+            os.environ["WORLD_SIZE"]
+        )
         if dies and start % 2:
             os.kill(os.getpid(), signal.SIGKILL)
         if rank == 0 and "DIES_JOINING" in os.environ:

@@ -118,7 +118,9 @@ def test_processes_that_do_not_find_each_other_say_so_once(under_torchrun: pytes
         with processes.together():
             raise AssertionError("nobody else is there")
 
-    with pytest.raises(GroupError, match=r"4 processes.*no step was taken.*reaches here:1, and start torchrun again"):
+    with pytest.raises(
+        GroupError, match=r"4 processes.*no step was taken.*reaches here:1, and start torchrun again"
+    ):
         joined(0)
     with pytest.raises(SystemExit):  # the first one has said it
         joined(3)

@@ -149,7 +149,7 @@ def agreed(store: Store, rank: int, size: int) -> str:
             store.set(OFFERED, mine)  # each time: one that is about to be ended may offer too
             answers = [f"{mine}/{other}" for other in range(1, size)]
             if store.check(answers):
-                store.set(f"{mine}/heard", b" ".join(store.get(answer) for answer in answers))
+                store.set(f"{mine}/heard", " ".join(store.get(answer).decode() for answer in answers))
                 return mine
         elif store.check([OFFERED]):
             name = store.get(OFFERED).decode()
@@ -170,8 +170,8 @@ def _apart(why: object) -> GroupError:
         else f"see that every machine reaches {where}, and start torchrun again"
     )
     return GroupError(
-        f"the {started_together()} processes that torchrun started did not find each other ({cause}); no step was taken "
-        f"or charged; {then}"
+        f"the {started_together()} processes that torchrun started did not find each other ({cause}); no step was "
+        f"taken or charged; {then}"
     )
 
 
