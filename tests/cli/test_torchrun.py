@@ -218,7 +218,7 @@ def test_kills_while_processes_join(tmp_path: Path) -> None:
     job = elastic.started(words, ranks=3, restarts=4, TRUTH=str(truth), DIES_JOINING="4")
     _, errors = job.communicate(timeout=3 * elastic.PATIENCE)
     assert job.returncode == 0, errors
-    assert not lines(errors), errors
+    assert "did not find each other" not in errors
     assert elastic.count(truth) == elastic.on_record(out) == 14
 
 
