@@ -328,9 +328,8 @@ def _row(path: Path) -> np.ndarray:
 
 
 def _parquet() -> dict[str, tuple[bytes, Callable[[Path], Any]]]:
-    """Where Hugging Face datasets is installed."""
+    """Where pyarrow is installed."""
     try:
-        import datasets  # noqa: F401
         import pyarrow
         import pyarrow.parquet as packed
     except ImportError:

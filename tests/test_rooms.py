@@ -46,7 +46,7 @@ ONLY = {
     },  # nothing private
     "privacy": {"tree", "errors", "privacy"},
     "privacy/accounting": {"errors", "privacy.limits", "privacy.accounting"},  # not who took the steps
-    "data": {"core.sampling", "errors", "data", "settings"},
+    "data": {"core.pages", "core.sampling", "errors", "data", "settings"},
     "plans": {
         "core.plan",
         "door",

@@ -28,7 +28,7 @@ def test_every_layout_holds_the_same_examples(tmp_path: Path) -> None:
 
 
 def test_parquet_holds_them_too(tmp_path: Path) -> None:
-    pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     benchmark.make(tmp_path, 50, ["parquet"])
     inputs, targets = benchmark.opened(tmp_path, "memory").take(np.array([0, 7, 49]))
     found, labels = benchmark.opened(tmp_path, "parquet").take(np.array([0, 7, 49]))

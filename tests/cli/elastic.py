@@ -43,13 +43,18 @@ PATIENCE = 120  # seconds for any start
 
 
 def worker(words: Sequence[str]) -> None:
-    """The command line, with a witness beside the noise; TROUBLE names a process that cannot read its examples."""
+    """The command line, with a witness beside the noise; TROUBLE names a process that cannot read its examples.
+
+    In the first DIES_JOINING starts one process is killed while they join, before it has met the others or after it.
+    """
+    from torch import distributed
+
     from saltflat import cli
     from saltflat.errors import DataError
     from saltflat.privacy.noise import SecureNoise
     from saltflat.runs import execute
 
-    draw, units_of = SecureNoise.normal, execute.units_of
+    draw, units_of, join = SecureNoise.normal, execute.units_of, distributed.init_process_group
 
     def witnessed(self: Any, like: Any) -> Any:
         if os.environ.get("TRUTH"):
@@ -63,7 +68,21 @@ def worker(words: Sequence[str]) -> None:
             raise DataError("the disk of this machine is empty")
         return units_of(*given, **more)
 
+    def joining(*given: Any, **more: Any) -> None:
+        start, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
+        dies = start < int(os.environ.get("DIES_JOINING", "0")) and rank == start % int(
+            os.environ["WORLD_SIZE"]
+        )
+        if dies and start % 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rank == 0 and "DIES_JOINING" in os.environ:
+            time.sleep(1)  # the others look first, and find what an earlier start has left
+        join(*given, **more)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     SecureNoise.normal, execute.units_of = witnessed, trouble  # type: ignore[method-assign]
+    distributed.init_process_group = joining
     sys.argv = ["saltflat", *words]
     cli.main()
 

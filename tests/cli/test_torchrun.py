@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import pytest
 import torch
 
 from saltflat.cli import processes
-from saltflat.errors import SettingError
+from saltflat.errors import GroupError, SettingError
 from saltflat.privacy.record.history import read
 from saltflat.recipes import documents, shipped
 from saltflat.recipes.build import draft_of, size_of
@@ -77,6 +79,54 @@ def test_every_process_has_a_gpu_of_its_own(under_torchrun: pytest.MonkeyPatch) 
         processes.placed("cuda")
     under_torchrun.setenv("WORLD_SIZE", "1")
     assert processes.placed("cuda:0") == "cuda:0"
+
+
+def in_threads(store: Any, *ranks: int, size: int = 3) -> list[str]:
+    """The name on which processes of these numbers agree, who come one after the other."""
+    with ThreadPoolExecutor(size) as pool:
+        came = []
+        for rank in ranks:
+            came.append(pool.submit(processes.agreed, store, rank, size))
+            time.sleep(0.05)
+        return [each.result() for each in came]
+
+
+def test_a_start_has_a_name_that_no_earlier_one_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torchrun` keeps one store: what processes that were killed have left there must be nobody's address."""
+    monkeypatch.setattr(processes, "JOINING", timedelta(seconds=20))
+    store = torch.distributed.HashStore()
+    first, second, third = (in_threads(store, *order) for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)))
+    assert [len(set(start)) for start in (first, second, third)] == [1, 1, 1]
+    assert len({first[0], second[0], third[0]}) == 3
+    monkeypatch.setattr(processes, "JOINING", timedelta(seconds=0.3))
+    for some in ((0, 1), (1, 2)):  # killed while joining: one never comes
+        with pytest.raises(GroupError, match="did not find each other"):
+            in_threads(store, *some)
+    monkeypatch.setattr(processes, "JOINING", timedelta(seconds=20))
+    assert len(set(in_threads(store, 2, 0, 1))) == 1
+
+
+def test_processes_that_do_not_find_each_other_say_so_once(under_torchrun: pytest.MonkeyPatch) -> None:
+    under_torchrun.setattr(processes, "JOINING", timedelta(seconds=0.2))
+    under_torchrun.setattr(processes.signal, "signal", lambda *_: None)
+    under_torchrun.setenv("MASTER_ADDR", "here")
+    under_torchrun.setenv("MASTER_PORT", "1")
+    store = torch.distributed.HashStore()
+
+    def joined(rank: int) -> None:
+        under_torchrun.setattr(processes, "_met", lambda: (store, rank, 4, 0))
+        with processes.together():
+            raise AssertionError("nobody else is there")
+
+    with pytest.raises(
+        GroupError, match=r"4 processes.*no step was taken.*reaches here:1, and start torchrun again"
+    ):
+        joined(0)
+    with pytest.raises(SystemExit):  # the first one has said it
+        joined(3)
+    under_torchrun.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    with pytest.raises(GroupError, match="torchrun starts them again"):
+        processes.agreed(store, 1, 4)
 
 
 def test_what_the_first_process_tells_can_be_told() -> None:
@@ -158,6 +208,18 @@ def elastic_runs(log: Path, *options: str) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in log.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_kills_while_processes_join(tmp_path: Path) -> None:
+    """Each costs one restart and no more: nobody waits for, or asks, a process that is gone."""
+    out, truth = tmp_path / "one", tmp_path / "truth"
+    words = ("train", "--out", str(out), *SHORT, "--restartable")
+    job = elastic.started(words, ranks=3, restarts=4, TRUTH=str(truth), DIES_JOINING="4")
+    _, errors = job.communicate(timeout=3 * elastic.PATIENCE)
+    assert job.returncode == 0, errors
+    assert "did not find each other" not in errors
+    assert elastic.count(truth) == elastic.on_record(out) == 14
 
 
 @pytest.mark.slow

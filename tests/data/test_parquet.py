@@ -16,7 +16,6 @@ from saltflat.data import Array, Category, Number, Table
 from saltflat.data.own import Own, own_form, own_split
 from saltflat.errors import DataError, SettingError
 
-datasets = pytest.importorskip("datasets", reason="Hugging Face datasets is not installed")
 pyarrow = pytest.importorskip("pyarrow", reason="pyarrow is not installed")
 packed = pytest.importorskip("pyarrow.parquet", reason="pyarrow has no Parquet")
 
@@ -114,13 +113,72 @@ class TestTheSame:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("SALTFLAT_CACHE", str(tmp_path / "kept"))
-        data.parquet(shards(tmp_path / "a"), table=TABLE)
-        assert any((tmp_path / "kept").rglob("*.arrow"))
+        folder = shards(tmp_path / "a")
+        same = data.parquet(folder, table=TABLE).take(np.arange(COUNT))
+        (kept,) = (tmp_path / "kept").iterdir()
+        assert kept.stat().st_mode & 0o077 == 0, "as private as the data"
+        written_at = kept.stat().st_mtime_ns
+        for one, other in zip(data.parquet(folder, table=TABLE).take(np.arange(COUNT)), same, strict=True):
+            assert torch.equal(one, other)
+        assert kept.stat().st_mtime_ns == written_at, "unpacked once"
+        whole = kept.read_bytes()
+        kept.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(DataError, match="truncated or damaged"):
+            data.parquet(folder, table=TABLE)
+        os.utime(folder / "train-0.parquet", ns=(1, 1))
+        data.parquet(folder, table=TABLE)
+        assert len(list((tmp_path / "kept").iterdir())) == 2, "another file, another copy"
 
     def test_nothing_is_printed(self, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
         found = data.parquet(shards(tmp_path / "a"), table=TABLE)
         assert capfd.readouterr() == ("", "")
         assert str(COUNT) not in repr(found)
+
+
+class TestMemory:
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts pages as Linux does")
+    @pytest.mark.parametrize("ending", [".parquet", ".arrow"])
+    def test_pages_of_a_file_do_not_stay(self, tmp_path: Path, ending: str) -> None:
+        """Neither when it is opened nor when all of it was drawn: 24 MB of images, less than 8 of pages."""
+        file = written(tmp_path / "a" / f"one{ending}", large())
+        before = of_files()
+        found = data.parquet(file, table=LARGE)
+        opened = of_files()
+        for rows in np.split(np.random.default_rng(1).permutation(MANY), 20):
+            assert found.take(rows)[0].shape == (200, LONG)
+        assert opened - before < 8
+        assert of_files() - before < 8
+
+    def test_rows_are_unpacked_few_at_a_time(self, tmp_path: Path) -> None:
+        """However large a row group is: of 24 MB Arrow held less than 12 at any time."""
+        (tmp_path / "a").mkdir()
+        packed.write_table(pyarrow.table(large()), tmp_path / "a" / "one.parquet")
+        usual = pyarrow.default_memory_pool()
+        pool = pyarrow.proxy_memory_pool(usual)
+        pyarrow.set_memory_pool(pool)
+        try:
+            assert data.parquet(tmp_path / "a", table=LARGE).count == MANY
+        finally:
+            pyarrow.set_memory_pool(usual)
+        assert 0 < pool.max_memory() < 12e6
+
+
+MANY, LONG = 4000, 6000
+LARGE = Table(columns=(Array("pixels", (LONG,), 0, 255),), target=TABLE.target)
+
+
+def large() -> dict[str, Any]:
+    pixels = np.random.default_rng(0).integers(0, 256, MANY * LONG, dtype=np.uint8)
+    return {
+        "pixels": pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(pixels), LONG),
+        "label": [0] * MANY,
+    }
+
+
+def of_files() -> float:
+    """MB of pages of files that this process has."""
+    said = Path("/proc/self/status").read_text().split("RssFile:")[1]
+    return int(said.split()[0]) / 1024
 
 
 class TestRowsThatFail:

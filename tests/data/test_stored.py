@@ -339,6 +339,24 @@ class TestMappedArrays:
         as_named = units_of({"x": mapped[0], "y": torch.from_numpy(y)})
         assert torch.equal(as_named.take(np.array([3]))["y"], torch.from_numpy(y[3:4]))
 
+    @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="counts pages as Linux does")
+    def test_pages_do_not_stay_but_for_a_private_copy(self, tmp_path: Path) -> None:
+        """What somebody wrote to a private copy is on no disk: giving its pages back would undo it."""
+        from saltflat.front.given import units_of
+
+        np.save(tmp_path / "x.npy", np.zeros((4000, 6000), np.uint8))
+        of_files = lambda: int(Path("/proc/self/status").read_text().split("RssFile:")[1].split()[0]) / 1024
+        before = of_files()
+        units = units_of(np.load(tmp_path / "x.npy", mmap_mode="r"))
+        for rows in np.split(np.random.default_rng(1).permutation(4000), 20):
+            units.take(rows)
+        assert of_files() - before < 8  # of 24 MB
+        for mode, kept in (("c", 7), ("r+", 5)):
+            array = np.load(tmp_path / "x.npy", mmap_mode=mode)
+            array[3] = kept
+            units = units_of(array)
+            assert [int(units.take(np.array([3]))[0, 0]) for _ in range(2)] == [kept, kept]
+
     def test_what_does_not_fit_is_refused(self, tmp_path: Path) -> None:
         from saltflat.front.given import units_of
 

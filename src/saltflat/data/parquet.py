@@ -1,8 +1,8 @@
-"""Parquet and Arrow files, one or many, through Hugging Face `datasets`: rows are read when they are drawn.
+"""Parquet files, and Arrow files as Hugging Face `datasets` writes them: rows are read when they are drawn.
 
-Arrow files are mapped as they are. Parquet is packed, and one row of it cannot be read alone: `datasets` unpacks it
-first, to Arrow files that are kept in the folder that SALTFLAT_CACHE names; without it they lose their names as soon as
-they are mapped, and go away with the process.
+Arrow files are mapped as they are. Parquet is packed, and one row of it cannot be read alone: it is unpacked first, a
+few rows at a time, to an Arrow file that is kept in the folder that SALTFLAT_CACHE names; without it the file loses its
+name as soon as it is mapped, and goes away with the process. Pages of a mapped file are given back after every batch.
 
 *Guarantee*: files of this machine alone, by their full paths; what a file says of itself beyond the types of its
 columns (features that open other files, types that bring code) is not believed. Nothing is fitted: a `Table` declares
@@ -11,12 +11,13 @@ what columns mean. The number of rows is not printed.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from saltflat.core.pages import give_back, mapped
 from saltflat.core.sampling import Indices
 from saltflat.data.form import Form
 from saltflat.data.pictures import CACHE
@@ -33,10 +35,11 @@ from saltflat.errors import DataError, SettingError
 
 if TYPE_CHECKING:
     import pyarrow
-    from datasets import Dataset
 
 ENDINGS = (".parquet", ".arrow")
 _MARKS = "*?[]:"  # in a file's name, by which it could be taken for a pattern or an address
+_AT_ONCE = 2**22  # bytes that are unpacked at a time, if numbers are as wide as they can be
+_HELD = 2**24  # bytes of a mapped file that are looked at before its pages are given back
 
 
 def parquet(files: Files, data_dir: str | Path | None = None, *, table: Table, workers: int = 0) -> Stored:
@@ -68,20 +71,47 @@ def opened(files: Sequence[Path], table: Table, *, workers: int = 0) -> Stored:
             raise DataError(f"{file} is no file that ends in .parquet or .arrow")
         if any(mark in str(file.absolute()) for mark in _MARKS):
             raise DataError(f"{file}: a path with one of {' '.join(_MARKS)} in it cannot be read; rename it")
-    names = [column.name for column in (*table.columns, table.target)]
-    types = _checked(files, table)
-    rows = _rows(files, names, types)
-    if len(rows) == 0:
+    rows = _rows(files, _checked(files, table), table)
+    if rows.count == 0:
         raise DataError(f"{files[0].parent} holds no row")
     form = Form(table.shape, table.classes, table.span)
-    return Stored(Reader(rows, table), len(rows), form, workers=workers)
+    return Stored(Reader(rows, table), rows.count, form, workers=workers)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Rows of mapped files, in batches of some length, one after the other."""
+
+    types: pyarrow.Schema
+    batches: tuple[pyarrow.RecordBatch, ...]
+    pages: tuple[mmap, ...]
+    ends: np.ndarray  # where each batch ends
+
+    @property
+    def count(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def pick(self, indices: Indices) -> pyarrow.Table:
+        """These rows, in the order that was asked for, in the memory of the files."""
+        pa = _installed()
+        whose = np.searchsorted(self.ends, indices, side="right")
+        picked = []
+        for batch, row in zip(whose.tolist(), indices.tolist(), strict=True):
+            found = self.batches[batch]
+            picked.append(found.slice(row - int(self.ends[batch]) + found.num_rows, 1))
+        return pa.Table.from_batches(picked, self.types)
+
+    def give_back(self) -> None:
+        """Let go of the pages of all files."""
+        for pages in self.pages:
+            give_back(pages)
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
     """Rows of a data set as inputs and targets, by what the table declares."""
 
-    rows: Dataset
+    rows: Rows
     table: Table
 
     def __call__(self, indices: Indices) -> tuple[Tensor, Tensor]:
@@ -91,9 +121,11 @@ class Reader:
             raise
         except Exception:  # of a damaged file; what is in a message may be of a row
             raise DataError("a row cannot be read") from None
+        finally:
+            self.rows.give_back()
 
     def _read(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        found, target = self.rows[indices.tolist()], self.table.target
+        found, target = self.rows.pick(indices), self.table.target
         parts = [_inputs(column, found.column(column.name)) for column in self.table.columns]
         inputs = torch.from_numpy(np.concatenate(parts, axis=1)).view(len(indices), *self.table.shape)
         return inputs, torch.tensor([self.table.label(cell) for cell in _texts(found.column(target.name))])
@@ -134,7 +166,7 @@ def _flat(cells: Any, size: int) -> np.ndarray:
 
 def _checked(files: Sequence[Path], table: Table) -> pyarrow.Schema:
     """The types of the declared columns, alike in all files; what cannot be what was declared is refused."""
-    pa, _ = _installed()
+    pa = _installed()
     first: Any = None
     for file in files:
         schema = _schema(file)
@@ -158,7 +190,7 @@ def _checked(files: Sequence[Path], table: Table) -> pyarrow.Schema:
 
 def _check_type(column: Number | Category | Array, kind: Any, file: Path) -> None:
     """A type by which no row could hold what is declared is a mistake, and told at once."""
-    pa, _ = _installed()
+    pa = _installed()
     inner, deep = kind, 0
     while _is_list(inner) and deep < 8:
         inner, deep = inner.value_type, deep + 1
@@ -180,12 +212,12 @@ def _check_type(column: Number | Category | Array, kind: Any, file: Path) -> Non
 
 
 def _is_list(kind: Any) -> bool:
-    pa, _ = _installed()
+    pa = _installed()
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _schema(file: Path) -> Any:
-    pa, _ = _installed()
+    pa = _installed()
     try:
         if file.name.endswith(".parquet"):
             import pyarrow.parquet
@@ -205,69 +237,92 @@ def _schema(file: Path) -> Any:
         raise DataError(f"{file} is no {what}, or a truncated one; write it again") from None
 
 
-def _rows(files: Sequence[Path], names: Sequence[str], types: pyarrow.Schema) -> Dataset:
+def _rows(files: Sequence[Path], types: pyarrow.Schema, table: Table) -> Rows:
     """The rows of all files, the declared columns alone; Arrow is mapped, Parquet unpacked first."""
-    _, datasets = _installed()
     arrow = [file for file in files if file.name.endswith(".arrow")]
     if arrow and len(arrow) != len(files):
         raise SettingError(f"{files[0].parent}: give Parquet files or Arrow files, not both")
-    features = datasets.Features.from_arrow_schema(types)
-    with _quiet(datasets):
-        try:
-            rows = _mapped(arrow, names, datasets) if arrow else _unpacked(files, names, features, datasets)
-        except DataError:
-            raise
-        except Exception:  # what is in a message may be of a row
-            raise DataError(
-                f"{files[0].parent}: a shard cannot be read whole: it is truncated or damaged, or the disk is full"
-            ) from None
-    return rows.with_format("arrow")
+    try:
+        return _opened(arrow, types) if arrow else _from_parquet(files, types, table)
+    except DataError:
+        raise
+    except Exception:  # what is in a message may be of a row
+        raise DataError(
+            f"{files[0].parent}: a shard cannot be read whole: it is truncated or damaged, or the disk is full"
+        ) from None
 
 
-def _mapped(files: Sequence[Path], names: Sequence[str], datasets: Any) -> Dataset:
-    """Arrow files as they are. Offsets that lead out of a file are looked for once: nobody would later."""
-    parts = []
-    for file in files:
-        table = datasets.table.MemoryMappedTable.from_file(str(file)).select(list(names))
-        for batch in table.table.to_batches():
-            batch.validate(full=True)
-        parts.append(datasets.Dataset(table.replace_schema_metadata(None)))
-    return datasets.concatenate_datasets(parts)
+def _opened(files: Sequence[Path], types: pyarrow.Schema, *, own: bool = False) -> Rows:
+    """Arrow files as they are. Offsets that lead out of a file are looked for once, unless the file is our ``own``."""
+    pa = _installed()
+    batches, held, seen = [], [mapped(file) for file in files], 0
+    for pages in held:
+        for batch in pa.ipc.open_stream(pa.py_buffer(pages)):
+            batches.append(
+                pa.RecordBatch.from_arrays([batch.column(name) for name in types.names], schema=types)
+            )
+            if not own:
+                batches[-1].validate(full=True)  # nobody would later
+            seen += batches[-1].nbytes
+            if seen > _HELD:
+                give_back(pages)
+                seen = 0
+        give_back(pages)
+    return Rows(
+        types, tuple(batches), tuple(held), np.cumsum([len(batch) for batch in batches], dtype=np.int64)
+    )
 
 
-def _unpacked(files: Sequence[Path], names: Sequence[str], features: Any, datasets: Any) -> Dataset:
+def _from_parquet(files: Sequence[Path], types: pyarrow.Schema, table: Table) -> Rows:
+    """Unpacked to a file that is kept, or to one that has no name any more when this returns."""
     kept = os.environ.get(CACHE)
-    place = kept or tempfile.mkdtemp(prefix="saltflat-")
+    if kept:
+        place = Path(kept).expanduser() / f"rows-{_mark(files, types)}.arrow"
+        if not place.is_file():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = place.with_suffix(f".{os.getpid()}")  # a killed run must not leave half a file
+            try:
+                _unpack(files, types, table, unfinished)
+                unfinished.replace(place)
+            finally:
+                unfinished.unlink(missing_ok=True)
+        return _opened([place], types)
+    folder = Path(tempfile.mkdtemp(prefix="saltflat-"))
     try:
-        return datasets.Dataset.from_parquet(
-            [str(file.resolve()) for file in files], features=features, columns=sorted(names), cache_dir=place
-        )
-    finally:
-        if kept is None:  # what is mapped stays until the process ends, whether or not it has a name
-            shutil.rmtree(place, ignore_errors=True)
+        _unpack(files, types, table, folder / "rows")
+        return _opened([folder / "rows"], types, own=True)
+    finally:  # what is mapped stays until the process ends, whether or not it has a name
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def _quiet(datasets: Any) -> Iterator[None]:
-    """Without bars and messages, which count rows."""
-    shown, level = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
-    datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+def _unpack(files: Sequence[Path], types: pyarrow.Schema, table: Table, into: Path) -> None:
+    """The declared columns as one Arrow file; some rows are in memory at a time, and never a whole row group."""
+    pa = _installed()
+    import pyarrow.parquet
+
+    numbers = sum(column.size if isinstance(column, Array) else 1 for column in table.columns)
+    rows = max(1, min(1000, _AT_ONCE // (8 * numbers)))
+    opener = lambda path, flags: os.open(path, flags, 0o600)  # as private as the data
+    with open(into, "wb", opener=opener) as sink, pa.ipc.new_stream(sink, types) as writer:
+        for file in files:
+            with pyarrow.parquet.ParquetFile(file, buffer_size=2**20, pre_buffer=False) as source:
+                for batch in source.iter_batches(rows, columns=types.names, use_threads=False):
+                    columns = [batch.column(name) for name in types.names]
+                    writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=types))
+    pa.default_memory_pool().release_unused()
+
+
+def _mark(files: Sequence[Path], types: pyarrow.Schema) -> str:
+    """What tells unpacked files apart: names, lengths and times of the packed ones, and the columns."""
+    facts = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return hashlib.sha256(repr((facts, str(types))).encode()).hexdigest()[:32]
+
+
+def _installed() -> Any:
     try:
-        yield
-    finally:
-        datasets.logging.set_verbosity(level)
-        if shown:
-            datasets.enable_progress_bars()
-
-
-def _installed() -> tuple[Any, Any]:
-    try:
-        import datasets
         import pyarrow
     except ImportError:
         raise SettingError(
-            "Parquet and Arrow files are read by Hugging Face datasets, which is not installed: pip install "
-            "'saltflat[large]'"
+            "Parquet and Arrow files are read by pyarrow, which is not installed: pip install 'saltflat[large]'"
         ) from None
-    return pyarrow, datasets
+    return pyarrow

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from mmap import mmap
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch.utils.data import IterableDataset
 from saltflat.clipping import Clip, as_clip
 from saltflat.core.contribution import Loss, PerExample, per_example, supervised
 from saltflat.core.layers import check_model
+from saltflat.core.pages import give_back
 from saltflat.core.plan import LARGEST_SIZE, Phase, Plan, calibrate
 from saltflat.core.sampling import Batch, DatasetUnits, Indices, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards
@@ -389,7 +391,8 @@ def _in_memory(data: Any, dtype: torch.dtype) -> Units | None:
 class MappedUnits:
     """Memory-mapped arrays of numpy (`numpy.load(..., mmap_mode="r")`): row i of each is unit i, read when it is drawn.
 
-    Arrays of numbers only; the system may drop what was read, and the process is never asked to hold all of it.
+    Arrays of numbers only. Pages of their files are given back after every batch, so that the process never holds all
+    of them; those of a private copy (mode "c"), to which somebody may have written, stay.
     """
 
     arrays: Any = field(repr=False)
@@ -405,7 +408,11 @@ class MappedUnits:
         return len(next(_arrays_in(self.arrays)))
 
     def take(self, indices: Indices) -> Batch:
-        return _tensors(_picked(self.arrays, indices), self.dtype)
+        taken = _tensors(_picked(self.arrays, indices), self.dtype)
+        for array in _arrays_in(self.arrays):
+            if isinstance(pages := getattr(array, "_mmap", None), mmap) and array.mode != "c":
+                give_back(pages)
+        return taken
 
 
 def _arrays_in(data: Any) -> Iterator[Any]:
