@@ -283,8 +283,24 @@ UNITS_APART = (
         "finite-rows-only",
         "units are tried on finite rows only, so that NaN may spread over the batch",
         HOSTILE + "test_losses_that_mix_units_through_what_is_no_number[as it is]",
-        (CHECK, "        _check_spoilt(trial, whole, largest, looks)\n", ""),
+        (CHECK, "        _check_spoilt(trial, largest)\n", ""),
         hole=4,
+    ),
+    mutant(
+        "draws-that-nobody-noticed",
+        "a model that draws is tried with draws alike for all rows only, among which mixing may hide",
+        HOSTILE + "test_mixing_that_hides_behind_draws[3]",
+        (CHECK, "    if trial.agreed(bool(drawn)) and not trial.by_chance:\n", "    if False:\n"),
+    ),
+    mutant(
+        "a-short-look",
+        "gradients are compared along a direction so short that a change spread over many weights does not show",
+        HOSTILE + "test_mixing_that_is_spread_thin_over_many_weights",
+        (
+            SPOT,
+            "torch.randn(leaf.shape, generator=source).to(leaf), params)",
+            "torch.randn(leaf.shape, generator=source).to(leaf) * tree.size(params) ** -0.5, params)",
+        ),
     ),
     mutant(
         "tensors-on-the-side",

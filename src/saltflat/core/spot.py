@@ -79,10 +79,24 @@ class Trial:
         """All units in one batch."""
         return self.chunk(range(self.units))
 
+    @cached_property
+    def look(self) -> Tree:
+        """See `look_at`."""
+        return look_at(self.params)
+
+    def signature(self, units: Sequence[int]) -> Tensor:
+        """Of these units, in a batch of theirs alone."""
+        return signature(self.chunk(units), self.look)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The signatures of all units in one batch."""
+        return signature(self.together, self.look)
+
     @property
     def is_telling(self) -> bool:
         """Whether units differ and have gradients: else the trial would pass whatever the model does."""
-        norms = self.together.norms()
+        norms = self.whole[:, 0]
         return self.agreed(
             self.units > 2 and bool(torch.isfinite(norms).all()) and int((norms > 0).sum()) > self.units // 2
         )
@@ -126,14 +140,20 @@ class LookAgain:
     def _compare(self, params: Tree, batch: Batch) -> None:
         units = rows_in(batch) // self.contribution.rows_per_unit
         trial = Trial(self.contribution.still(), tree.map_tree(widened, params), batch, units, TOLERANCE)
-        one, norms = trial.agreed(secrets.randbelow(units)), trial.together.norms()
-        if trial.agreed(bool(torch.isfinite(norms[one]))):  # else it is left out anyway
-            only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
-            together, alone = trial.together.weighted_sum(only), _alone(trial, one)
-            gap = trial.agreed(gap_between(together, alone)[0])
-            if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
-                raise ModelError(MIXED)
+        _check_alone(trial, trial.agreed(secrets.randbelow(units)))
         _check_part(trial)
+
+
+def _check_alone(trial: Trial, one: int) -> None:
+    """A unit with nobody beside it is what it was among all of them; one that is no number is left out anyway."""
+    if not trial.agreed(bool(torch.isfinite(trial.whole[one]).all())):
+        return
+    alone = trial.signature([one])
+    gap = trial.agreed(distance(trial.whole[[one]], alone))
+    if gap <= trial.tolerance:
+        return
+    if gap > trial.tolerance + min(_MOST_JITTER, float(_jitter(trial, [one], alone))):
+        raise ModelError(MIXED)
 
 
 def _check_part(trial: Trial) -> None:
@@ -143,29 +163,22 @@ def _check_part(trial: Trial) -> None:
     rounding alone changes as much as mixing would says nothing here, as it may be an odd record.
     """
     some = trial.agreed(secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3)))
-    looks = looks_at(trial.params, length=tree.size(trial.params) ** 0.5)[:1]
-    here, there = signature(trial.chunk(some), looks), signature(trial.together, looks)[some]
-    gaps = distances(there, here)
+    here = trial.signature(some)
+    gaps = distances(trial.whole[some], here)
     if not trial.agreed(bool((gaps > trial.tolerance).any())):
         return
-    jitter = 30 * distances(here, signature(_jittered(trial).chunk(some), looks))
+    jitter = _jitter(trial, some, here)
     if bool(((gaps > trial.tolerance + jitter) & (jitter <= _MOST_JITTER)).any()):
         raise ModelError(MIXED)
 
 
-def _alone(trial: Trial, one: int) -> Tree:
-    """A unit's gradient with nobody beside it."""
-    chunk = trial.chunk([one])
-    return chunk.weighted_sum(torch.ones_like(chunk.norms()))
+def _jitter(trial: Trial, units: Sequence[int], here: Tensor) -> Tensor:
+    """What rounding may do to each unit: many times what a change of each weight by its last digit does.
 
-
-def _jitter(trial: Trial, one: int, alone: Tree) -> float:
-    """What rounding may do to a unit alone: many times what a change of each weight by its last digit does.
-
-    It is large where weights are, or where their type is narrow, and knows nothing of other units: a model that mixes
-    does not become an honest one by it.
+    It is large where weights are, or where their type is narrow, and knows nothing of units that are not asked about:
+    a model that mixes does not become an honest one by it.
     """
-    return min(_MOST_JITTER, 30 * gap_between(_alone(_jittered(trial), one), alone)[0])
+    return 30 * distances(here, signature(_jittered(trial).chunk(units), trial.look))
 
 
 _MOST_JITTER = 0.05  # more than that is not put down to rounding
@@ -342,32 +355,35 @@ def check_moved(before: Tree, after: Tree) -> bool:
     return True
 
 
-def looks_at(params: Tree, length: float = 1.0) -> list[Tree]:
-    """Two random directions in weight space, of about this length."""
-    source, scale = torch.Generator().manual_seed(1), length / max(1, tree.size(params)) ** 0.5
+def look_at(params: Tree) -> Tree:
+    """A random direction in weight space: any change of a gradient has an inner product with it as large as itself.
+
+    <change, look> is normal, with the change's length as standard deviation, wherever the change is: one that is spread
+    over all coordinates shows as well as one in a single coordinate.
+    """
     if tree.has_shards(params):
-        return [_Drawn(params, scale, seed) for seed in range(2)]
-    drawn = lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf)
-    return [tree.map_tree(drawn, params) for _ in range(2)]
+        return _Drawn(params)
+    source = torch.Generator().manual_seed(1)
+    return tree.map_tree(lambda leaf: torch.randn(leaf.shape, generator=source).to(leaf), params)
 
 
 class _Drawn(Tree):
     """A random direction whose leaves are drawn whenever they are asked for: the whole of it is in no memory."""
 
-    def __init__(self, params: Tree, scale: float, seed: int) -> None:
+    def __init__(self, params: Tree) -> None:
         super().__init__()
-        self._params, self._scale, self._seed = params, scale, seed
+        self._params = params
 
     def __missing__(self, name: str) -> Tensor:
         leaf, source = self._params[name], torch.Generator()
-        source.manual_seed(2 * list(self._params).index(name) + self._seed)
-        return (torch.randn(leaf.shape, generator=source) * self._scale).to(leaf.device, leaf.dtype)
+        source.manual_seed(1 + list(self._params).index(name))
+        return torch.randn(leaf.shape, generator=source).to(leaf.device, leaf.dtype)
 
 
-def signature(chunk: Chunk, looks: Sequence[Tree]) -> Tensor:
-    """Each unit's norm and two inner products, which a change of its gradient changes; (units, 3)."""
+def signature(chunk: Chunk, look: Tree) -> Tensor:
+    """Each unit's norm and inner product with a direction, which a change of its gradient changes; (units, 2)."""
     norms = chunk.norms()
-    return torch.stack([norms, *(chunk.dot(look).to(norms) for look in looks)], 1)
+    return torch.stack([norms, chunk.dot(look).to(norms)], 1)
 
 
 def distance(there: Tensor, here: Tensor) -> float:
