@@ -296,11 +296,7 @@ UNITS_APART = (
         "a-short-look",
         "gradients are compared along a direction so short that a change spread over many weights does not show",
         HOSTILE + "test_mixing_that_is_spread_thin_over_many_weights",
-        (
-            SPOT,
-            "torch.randn(leaf.shape, generator=source).to(leaf), params)",
-            "torch.randn(leaf.shape, generator=source).to(leaf) * tree.size(params) ** -0.5, params)",
-        ),
+        (CHECK, "units, 1e-6, not alike),", "units, 1e-6, not alike, length=1.0),"),
     ),
     mutant(
         "tensors-on-the-side",

@@ -85,7 +85,8 @@ def _tried(trial: Trial, *, quiet: bool) -> None:
 class _Ways:
     """How a model may be tried: in float64, or in its own type where it does not run in float64.
 
-    In float32 two routes to one gradient may differ by much more than rounding where layers nearly cancel.
+    In float32 two routes to one gradient may differ by much more than rounding where layers nearly cancel, or where a
+    number so close to 0 changes its sign that a ReLU lets it pass; so the look at units is a short one there.
     """
 
     contribution: Differentiable
@@ -113,7 +114,7 @@ class _Ways:
             still = partial(self.contribution.still, alike=alike)
             for trial in (
                 Trial(still(self.exact), self.wide, mapped(_double, batch), units, 1e-6, not alike),
-                Trial(still(), self.params, batch, units, TOLERANCE, not alike),
+                Trial(still(), self.params, batch, units, TOLERANCE, not alike, length=1.0),
             ):
                 if _runs(trial):
                     return trial

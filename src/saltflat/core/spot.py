@@ -60,6 +60,7 @@ class Trial:
     units: int
     tolerance: float
     by_chance: bool = False  # views are drawn, so that a unit's depend on who else is in the batch
+    length: float | None = None  # of the look at units; None: see `look_at`
 
     def some(self, units: Sequence[int]) -> Batch:
         """The batch of these units alone."""
@@ -82,7 +83,7 @@ class Trial:
     @cached_property
     def look(self) -> Tree:
         """See `look_at`."""
-        return look_at(self.params)
+        return look_at(self.params, self.length)
 
     def signature(self, units: Sequence[int]) -> Tensor:
         """Of these units, in a batch of theirs alone."""
@@ -145,14 +146,20 @@ class LookAgain:
 
 
 def _check_alone(trial: Trial, one: int) -> None:
-    """A unit with nobody beside it is what it was among all of them; one that is no number is left out anyway."""
-    if not trial.agreed(bool(torch.isfinite(trial.whole[one]).all())):
+    """A unit with nobody beside it is what it was among all of them; one that is no number is left out anyway.
+
+    Where its signature is the same to more digits than are asked for, so is every coordinate; else each is compared.
+    """
+    if not trial.agreed(bool(torch.isfinite(trial.whole[one, 0]))):
         return
-    alone = trial.signature([one])
-    gap = trial.agreed(distance(trial.whole[[one]], alone))
-    if gap <= trial.tolerance:
+    chunk = trial.chunk([one])
+    if trial.agreed(distance(trial.whole[[one]], signature(chunk, trial.look))) <= trial.tolerance / 100:
         return
-    if gap > trial.tolerance + min(_MOST_JITTER, float(_jitter(trial, [one], alone))):
+    norms = trial.whole[:, 0]
+    only = (torch.arange(trial.units, device=norms.device) == one).to(norms.dtype)
+    alone = _sum_of(chunk)
+    gap = trial.agreed(gap_between(trial.together.weighted_sum(only), alone)[0])
+    if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
         raise ModelError(MIXED)
 
 
@@ -167,18 +174,22 @@ def _check_part(trial: Trial) -> None:
     gaps = distances(trial.whole[some], here)
     if not trial.agreed(bool((gaps > trial.tolerance).any())):
         return
-    jitter = _jitter(trial, some, here)
+    jitter = 30 * distances(here, signature(_jittered(trial).chunk(some), trial.look))
     if bool(((gaps > trial.tolerance + jitter) & (jitter <= _MOST_JITTER)).any()):
         raise ModelError(MIXED)
 
 
-def _jitter(trial: Trial, units: Sequence[int], here: Tensor) -> Tensor:
-    """What rounding may do to each unit: many times what a change of each weight by its last digit does.
+def _sum_of(chunk: Chunk) -> Tree:
+    return chunk.weighted_sum(torch.ones_like(chunk.norms()))
 
-    It is large where weights are, or where their type is narrow, and knows nothing of units that are not asked about:
-    a model that mixes does not become an honest one by it.
+
+def _jitter(trial: Trial, one: int, alone: Tree) -> float:
+    """What rounding may do to a unit alone: many times what a change of each weight by its last digit does.
+
+    It is large where weights are, or where their type is narrow, and knows nothing of other units: a model that mixes
+    does not become an honest one by it.
     """
-    return 30 * distances(here, signature(_jittered(trial).chunk(units), trial.look))
+    return min(_MOST_JITTER, 30 * gap_between(_sum_of(_jittered(trial).chunk([one])), alone)[0])
 
 
 _MOST_JITTER = 0.05  # more than that is not put down to rounding
@@ -355,29 +366,31 @@ def check_moved(before: Tree, after: Tree) -> bool:
     return True
 
 
-def look_at(params: Tree) -> Tree:
+def look_at(params: Tree, length: float | None = None) -> Tree:
     """A random direction in weight space: any change of a gradient has an inner product with it as large as itself.
 
     <change, look> is normal, with the change's length as standard deviation, wherever the change is: one that is spread
-    over all coordinates shows as well as one in a single coordinate.
+    over all coordinates shows as well as one in a single coordinate. With another ``length`` of the direction than
+    sqrt(D), it shows that much less.
     """
+    scale = 1.0 if length is None else length / max(1, tree.size(params)) ** 0.5
     if tree.has_shards(params):
-        return _Drawn(params)
+        return _Drawn(params, scale)
     source = torch.Generator().manual_seed(1)
-    return tree.map_tree(lambda leaf: torch.randn(leaf.shape, generator=source).to(leaf), params)
+    return tree.map_tree(lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf), params)
 
 
 class _Drawn(Tree):
     """A random direction whose leaves are drawn whenever they are asked for: the whole of it is in no memory."""
 
-    def __init__(self, params: Tree) -> None:
+    def __init__(self, params: Tree, scale: float) -> None:
         super().__init__()
-        self._params = params
+        self._params, self._scale = params, scale
 
     def __missing__(self, name: str) -> Tensor:
         leaf, source = self._params[name], torch.Generator()
         source.manual_seed(1 + list(self._params).index(name))
-        return torch.randn(leaf.shape, generator=source).to(leaf.device, leaf.dtype)
+        return (torch.randn(leaf.shape, generator=source) * self._scale).to(leaf.device, leaf.dtype)
 
 
 def signature(chunk: Chunk, look: Tree) -> Tensor:
