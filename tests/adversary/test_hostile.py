@@ -581,19 +581,6 @@ def test_mixing_that_hides_behind_draws(seed: int | None) -> None:
         train(nn.Sequential(Apart(seed), plain()), CRITERION, narrow())
 
 
-class Faint(nn.Module):
-    """Adds a little of the row beside it, at a right angle to nearly everything: no norm shows it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + 1e-5 * x.roll(1, 0)
-
-
-def test_mixing_that_is_spread_thin_over_many_weights() -> None:
-    wide = nn.Sequential(Faint(), nn.Linear(2000, 100), nn.Linear(100, 3))
-    with pytest.raises(ModelError, match="mixes the batch"):
-        train(wide, CRITERION, (torch.randn(40, 2000), torch.randint(3, (40,))))
-
-
 class Sleeper(nn.Module):
     """Mixes its batch only when there are many: the check's few units do not show it."""
 
