@@ -287,12 +287,6 @@ UNITS_APART = (
         hole=4,
     ),
     mutant(
-        "draws-that-nobody-noticed",
-        "a model that draws is tried with draws alike for all rows only, among which mixing may hide",
-        HOSTILE + "test_mixing_that_hides_behind_draws[None]",
-        (CHECK, "    if trial.agreed(bool(drawn)) and not trial.by_chance:\n", "    if False:\n"),
-    ),
-    mutant(
         "tensors-on-the-side",
         "only buffers and parameters are compared, not what a module holds besides",
         HOSTILE + "test_a_tensor_on_the_side",

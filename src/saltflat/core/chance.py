@@ -10,7 +10,6 @@ import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -41,20 +40,6 @@ def still_by_place(augment: Any) -> Iterator[None]:
     """No chance either; but what else torch draws differs from row to row: each place of a batch has its own draws."""
     with _seeded(0, augment), _WithoutDropout(alike=False):
         yield
-
-
-@contextmanager
-def noticing() -> Iterator[list[Any]]:
-    """The functions whose draws `still` makes alike meanwhile; where there are none, `still_by_place` is the same."""
-    drawn: list[Any] = []
-    before = _NOTICED.set(drawn)
-    try:
-        yield drawn
-    finally:
-        _NOTICED.reset(before)
-
-
-_NOTICED: ContextVar[list[Any] | None] = ContextVar("functions that drew", default=None)
 
 
 @contextmanager
@@ -149,8 +134,6 @@ class _WithoutDropout(TorchFunctionMode):
             with self:
                 return _gumbel_softmax(*args, **kwargs)
         if self.alike and func in _DRAWS:
-            if (drawn := _NOTICED.get()) is not None:
-                drawn.append(func)
             return _for_each_row(func, args, kwargs)
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from saltflat.core.chance import noticing
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, rows_in
 from saltflat.core.spot import (
     MIXED,
@@ -343,9 +342,8 @@ def _check_apart(trial: Trial) -> None:
     Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead; and so it
     is with the model's own draws, if it has any, lest it hides among rows that draw alike.
     """
-    with noticing() as drawn:
-        _check_companies(trial)
-    if trial.agreed(bool(drawn)) and not trial.by_chance:
+    _check_companies(trial)
+    if not trial.by_chance:
         placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
         few = range(min(trial.units, _FEW))
         here = signature(placed.chunk(few), trial.look)
