@@ -565,14 +565,20 @@ def test_rows_that_forward_leaves_in_a_model_are_taken_out(way: str) -> None:
 class Apart(nn.Module):
     """Mixes only where rows draw different numbers."""
 
+    def __init__(self, seed: int | None) -> None:
+        super().__init__()
+        self.seed = seed
+
     def forward(self, x: Tensor) -> Tensor:
-        drawn = torch.randn(len(x), 1)
+        own = None if self.seed is None else torch.Generator().manual_seed(self.seed)
+        drawn = torch.randn(len(x), 1, generator=own)
         return x + (drawn - drawn.mean(0)) * x.mean(0)
 
 
-def test_mixing_that_hides_behind_draws() -> None:
+@pytest.mark.parametrize("seed", [None, 3])
+def test_mixing_that_hides_behind_draws(seed: int | None) -> None:
     with pytest.raises(ModelError, match="mixes the batch"):
-        train(nn.Sequential(Apart(), plain()), CRITERION, narrow())
+        train(nn.Sequential(Apart(seed), plain()), CRITERION, narrow())
 
 
 class Sleeper(nn.Module):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -23,12 +24,11 @@ from saltflat.core.spot import (
     Trial,
     distance,
     gap_between,
-    looks_at,
     modes_of,
     signature,
 )
 from saltflat.errors import ModelError, SaltflatError
-from saltflat.tree import Tree, has_shards
+from saltflat.tree import Tree, has_shards, map_tree
 
 Take = Callable[[Indices], Batch]
 
@@ -46,8 +46,9 @@ def check_step(contribution: Differentiable, params: Tree, take: Take, count: in
     what the first one finds.
     """
     held = Held.by(contribution.model)
-    own, like = _own_rows(contribution, params, take, count)
-    made = None if like is None else _made_up_trial(contribution, params, like)
+    ways = _Ways(contribution, params)
+    own, like = _own_rows(ways, take, count)
+    made = None if like is None else _made_up_trial(ways, like)
     trials = [trial for trial in (made, own) if trial is not None]
     if like is not None and not trials:
         raise ModelError(
@@ -79,27 +80,48 @@ def _tried(trial: Trial, *, quiet: bool) -> None:
         ) from (None if quiet else error)
 
 
-def _trial(contribution: Differentiable, params: Tree, batch: Batch) -> Trial | None:
-    """A trial in float64, or in the model's own type where it does not run in float64; None if it runs in neither.
+@dataclass(frozen=True)
+class _Ways:
+    """How a model may be tried: in float64, or in its own type where it does not run in float64.
 
-    In float32 two routes to one gradient may differ by much more than rounding where layers nearly cancel. Views are
-    all alike if the model takes rows as they are, and drawn where it does not.
+    In float32 two routes to one gradient may differ by much more than rounding where layers nearly cancel, or where a
+    number so close to 0 changes its sign that a ReLU lets it pass; so the look at units is a short one there.
     """
-    units = rows_in(batch) // contribution.rows_per_unit
-    model, double = contribution.model, lambda leaf: leaf.double() if leaf.is_floating_point() else leaf
-    rest = {n: leaf for n, leaf in (*model.named_buffers(), *model.named_parameters()) if n not in params}
-    exact = {name: double(leaf.detach()) for name, leaf in rest.items()}
-    wide = {name: double(leaf) for name, leaf in params.items()}
-    for alike in (True, False):
-        for trial in (
-            Trial(
-                contribution.still(exact, alike=alike), wide, mapped(double, batch), units, 1e-6, not alike
-            ),
-            Trial(contribution.still(alike=alike), params, batch, units, TOLERANCE, not alike),
-        ):
-            if _runs(trial):
-                return trial
-    return None
+
+    contribution: Differentiable
+    params: Tree = field(repr=False)
+
+    @cached_property
+    def wide(self) -> Tree:
+        """The point in float64."""
+        return map_tree(_double, self.params)
+
+    @cached_property
+    def exact(self) -> Tree:
+        """What the model holds besides, in float64."""
+        model = self.contribution.model
+        rest = (*model.named_buffers(), *model.named_parameters())
+        return {name: _double(leaf.detach()) for name, leaf in rest if name not in self.params}
+
+    def trial(self, batch: Batch) -> Trial | None:
+        """The first way in which the loss runs on these rows; None if there is none.
+
+        Views are all alike if the model takes rows as they are, and drawn where it does not.
+        """
+        units = rows_in(batch) // self.contribution.rows_per_unit
+        for alike in (True, False):
+            still = partial(self.contribution.still, alike=alike)
+            for trial in (
+                Trial(still(self.exact), self.wide, mapped(_double, batch), units, 1e-6, not alike),
+                Trial(still(), self.params, batch, units, TOLERANCE, not alike, length=1.0),
+            ):
+                if _runs(trial):
+                    return trial
+        return None
+
+
+def _double(leaf: Tensor) -> Tensor:
+    return leaf.double() if leaf.is_floating_point() else leaf
 
 
 def _runs(trial: Trial) -> bool:
@@ -118,9 +140,9 @@ def _runs(trial: Trial) -> bool:
 _MADE_UP, _FEW = 11, 5
 
 
-def _made_up_trial(contribution: Differentiable, params: Tree, like: Batch) -> Trial | None:
+def _made_up_trial(ways: _Ways, like: Batch) -> Trial | None:
     """Rows of random numbers, each of another size, in the form of the data: no private row is looked at."""
-    rows = _MADE_UP * contribution.rows_per_unit
+    rows = _MADE_UP * ways.contribution.rows_per_unit
     source = torch.Generator().manual_seed(0)
     sizes = torch.linspace(0.2, 2.0, rows)[torch.randperm(rows, generator=source)]
 
@@ -131,7 +153,7 @@ def _made_up_trial(contribution: Differentiable, params: Tree, like: Batch) -> T
         return (torch.randn(shape, generator=source) * sizes.view(-1, *[1] * (len(shape) - 1))).to(leaf)
 
     try:
-        return _trial(contribution, params, mapped(made, like))
+        return ways.trial(mapped(made, like))
     except ModelError:
         return None  # the data's own rows will tell
 
@@ -161,13 +183,12 @@ def check_views(views: Callable[[Batch], Batch], take: Take, count: int) -> None
 _FIRST = 64  # units among which some that can be tried are looked for
 
 
-def _own_rows(
-    contribution: Differentiable, params: Tree, take: Take, count: int
-) -> tuple[Trial | None, Batch | None]:
+def _own_rows(ways: _Ways, take: Take, count: int) -> tuple[Trial | None, Batch | None]:
     """A trial on the first units whose loss is finite, if there are any, and one unit for its form.
 
     If the loss runs on none, the error is the model's.
     """
+    contribution, params = ways.contribution, ways.params
     found: list[Trial] = []
     like: Batch | None = None
     failed: tuple[Batch, Exception] | None = None
@@ -179,7 +200,7 @@ def _own_rows(
             with torch.no_grad():
                 contribution.losses_of_units(params, batch)
             like = batch if like is None else like
-            trial = _trial(contribution, params, batch)
+            trial = ways.trial(batch)
         except ModelError:
             raise
         except Exception as failure:
@@ -193,7 +214,7 @@ def _own_rows(
             "the loss, or an augment before it, fails on every one of the first examples: "
             f"{_why(contribution, params, *failed)}"
         )
-    return (_together(contribution, params, found) if found else None), like
+    return (_together(found) if found else None), like
 
 
 def _why(contribution: Differentiable, params: Tree, batch: Batch | None, error: Exception) -> str:
@@ -228,7 +249,7 @@ def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> 
     return isinstance(found, Tensor)
 
 
-def _together(contribution: Differentiable, params: Tree, found: Sequence[Trial]) -> Trial | None:
+def _together(found: Sequence[Trial]) -> Trial:
     """One trial of the units of several, as far as they have one form."""
     alike = [each.batch for each in found if form_of(each.batch) == form_of(found[0].batch)]
     if len(alike) < len(found):
@@ -285,31 +306,34 @@ def _check_all_used(losses: Callable[[Tree], Tensor], leaves: Tree) -> None:
 
 
 def _check_gradients(trial: Trial) -> None:
-    """Each unit's kept gradient is the one of plain automatic differentiation."""
-    units = min(trial.units, 3)
-    batch, chunk = trial.some(range(units)), trial.chunk(range(units))
+    """Units' kept gradients are those of plain automatic differentiation.
+
+    sum_i c_i g_i of a few units, which plain backward gives in one pass as the gradient of sum_i c_i l_i. No two c_i
+    are alike beside the units' norms, so that neither a small unit nor one that has another's gradient goes unseen.
+    """
+    norms = trial.whole[:, 0]
+    some = trial.agreed(torch.isfinite(norms).nonzero().flatten()[:3].tolist())
+    if not some:
+        return
+    weights = torch.zeros_like(norms)
+    weights[some] = torch.tensor([1.0, -0.7, 0.4][: len(some)]).to(norms)
+    weights = torch.where((weights != 0) & (norms > 0), weights / norms, weights)
     leaves = _free(trial.params)
     with trial.contribution.near([leaves]) as here:
         with torch.enable_grad():
-            losses = here.losses_of_units(leaves, batch)
-        grads_of = (
-            torch.autograd.grad(losses[unit], list(leaves.values()), retain_graph=True, allow_unused=True)
-            for unit in range(units)
+            losses = here.losses_of_units(leaves, trial.some(some))
+            total = (losses * weights[some].to(losses)).sum()
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    plain = {
+        n: torch.zeros_like(leaf) if g is None else g
+        for (n, leaf), g in zip(leaves.items(), grads, strict=True)
+    }
+    gap, name = gap_between(trial.together.weighted_sum(weights), plain)
+    if gap > trial.tolerance:
+        raise ModelError(
+            f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation: a "
+            "function with a backward of its own, or a weight that is changed in place; take it out, or freeze it"
         )
-        found = list(grads_of) if has_shards(leaves) else grads_of  # while weights can be fetched
-    for unit, grads in enumerate(found):
-        plain = {
-            n: torch.zeros_like(leaf) if g is None else g
-            for (n, leaf), g in zip(leaves.items(), grads, strict=True)
-        }
-        norms = chunk.norms()
-        kept = chunk.weighted_sum((torch.arange(units, device=norms.device) == unit).to(norms.dtype))
-        gap, name = gap_between(kept, plain)
-        if gap > trial.tolerance:
-            raise ModelError(
-                f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation: a "
-                "function with a backward of its own, or a weight that is changed in place; take it out, or freeze it"
-            )
 
 
 def _check_apart(trial: Trial) -> None:
@@ -318,32 +342,32 @@ def _check_apart(trial: Trial) -> None:
     Where views are drawn by chance a smaller batch would draw others, so there units are exchanged instead; and so it
     is with the model's own draws, if it has any, lest it hides among rows that draw alike.
     """
-    looks = looks_at(trial.params)
-    whole = signature(trial.together, looks)
-    _check_companies(trial, whole, looks)
+    _check_companies(trial)
     if not trial.by_chance:
         placed = replace(trial, contribution=trial.contribution.placed(), by_chance=True)
         few = range(min(trial.units, _FEW))
-        if trial.agreed(distance(whole[list(few)], signature(placed.chunk(few), looks))) > trial.tolerance:
-            _check_companies(placed, signature(placed.together, looks), looks)
+        here = signature(placed.chunk(few), trial.look)
+        if trial.agreed(distance(trial.whole[list(few)], here)) > trial.tolerance:
+            _check_companies(placed)
 
 
-def _check_companies(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> None:
+def _check_companies(trial: Trial) -> None:
     everyone = list(range(trial.units))
     if trial.by_chance:
         companies = [[*everyone[:k], (k + 1) % trial.units, *everyone[k + 1 :]] for k in everyone[:4]]
     else:
-        third, largest = trial.units // 3 + 1, trial.agreed(int(torch.nan_to_num(whole[:, 0]).argmax()))
+        third = trial.units // 3 + 1
+        largest = trial.agreed(int(torch.nan_to_num(trial.whole[:, 0]).argmax()))
         gone = {largest, third} if trial.units > _FEW else {third}
         companies = [[u for u in everyone if u not in gone], everyone[third:], everyone[:1], everyone[-1:]]
-        _check_spoilt(trial, whole, largest, looks)
+        _check_spoilt(trial, largest)
     for company in companies:
         if len(company) > (1 if trial.by_chance else 0):
-            here, there = signature(trial.chunk(company), looks), whole[company]
+            here, there = trial.signature(company), trial.whole[company]
             stayed = [place for place, unit in enumerate(company) if not trial.by_chance or unit == place]
             gap = trial.agreed(distance(there[stayed], here[stayed]))
-            if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
-                raise ModelError(_why_not_apart(trial, whole, looks))
+            if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial):
+                raise ModelError(_why_not_apart(trial))
 
 
 def _check_forgets(trial: Trial) -> None:
@@ -351,13 +375,13 @@ def _check_forgets(trial: Trial) -> None:
 
     What a model keeps of the rows before would let a unit of one step change everybody's gradient in all later ones.
     """
-    units, looks = range(min(trial.units, _FEW)), looks_at(trial.params)
-    before = signature(trial.together, looks)[list(units)]
+    units = range(min(trial.units, _FEW))
+    before = trial.whole[list(units)]
     with suppress(Exception):  # a loss may refuse numbers so large; what was seen of them was seen
         replace(trial, batch=mapped(of_other_sizes, trial.batch)).chunk(range(trial.units))
-    gap = trial.agreed(distance(before, signature(trial.chunk(units), looks)))
+    gap = trial.agreed(distance(before, trial.signature(units)))
     if gap > trial.tolerance:
-        again = distance(*(signature(trial.chunk(units), looks) for _ in range(2)))
+        again = distance(*(trial.signature(units) for _ in range(2)))
         raise ModelError(_DRAWN if again > trial.tolerance else _REMEMBERED)
 
 
@@ -368,13 +392,13 @@ def of_other_sizes(leaf: Tensor) -> Tensor:
     return leaf * torch.logspace(3, -3, len(leaf)).to(leaf).view(-1, *[1] * (leaf.ndim - 1))
 
 
-def _why_not_apart(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> str:
+def _why_not_apart(trial: Trial) -> str:
     """Draws that nobody can still, if the same units are not themselves a second time; else units that mix."""
-    again = signature(trial.chunk(range(trial.units)), looks)
-    return _DRAWN if distance(whole, again) > trial.tolerance else MIXED
+    again = trial.signature(range(trial.units))
+    return _DRAWN if distance(trial.whole, again) > trial.tolerance else MIXED
 
 
-def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree]) -> None:
+def _check_spoilt(trial: Trial, unit: int) -> None:
     """A unit whose numbers are none leaves the others as they are: 0 times a mean over the batch does not.
 
     Such a unit adds nothing itself; but if it made the others' gradients NaN, these would be left out as well.
@@ -391,20 +415,20 @@ def _check_spoilt(trial: Trial, whole: Tensor, unit: int, looks: Sequence[Tree])
 
     beside = replace(trial, batch=mapped(spoilt, trial.some(company)), units=len(company))
     try:
-        here = signature(beside.together, looks)[1:]
+        here = signature(beside.together, trial.look)[1:]
     except Exception:  # a unit that makes the loss fail is left out by itself
         return
-    gap = trial.agreed(distance(whole[company[1:]], here))
-    if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial, whole, looks):
-        raise ModelError(_why_not_apart(trial, whole, looks))
+    gap = trial.agreed(distance(trial.whole[company[1:]], here))
+    if gap > trial.tolerance and gap > trial.tolerance + _rounding(trial):
+        raise ModelError(_why_not_apart(trial))
 
 
-def _rounding(trial: Trial, whole: Tensor, looks: Sequence[Tree]) -> float:
+def _rounding(trial: Trial) -> float:
     """What rounding alone may do: many times what the same units in another order do."""
     if trial.by_chance:  # each place has draws of its own
         return 0.0
-    turned = signature(trial.chunk(range(trial.units)[::-1]), looks)
-    return min(1e-4, 30 * distance(whole.flip(0), turned))
+    turned = trial.signature(range(trial.units)[::-1])
+    return min(1e-4, 30 * distance(trial.whole.flip(0), turned))
 
 
 _DRAWN = (

@@ -60,6 +60,7 @@ class Trial:
     units: int
     tolerance: float
     by_chance: bool = False  # views are drawn, so that a unit's depend on who else is in the batch
+    length: float | None = None  # of the look at units; None: see `look_at`
 
     def some(self, units: Sequence[int]) -> Batch:
         """The batch of these units alone."""
@@ -79,10 +80,24 @@ class Trial:
         """All units in one batch."""
         return self.chunk(range(self.units))
 
+    @cached_property
+    def look(self) -> Tree:
+        """See `look_at`."""
+        return look_at(self.params, self.length)
+
+    def signature(self, units: Sequence[int]) -> Tensor:
+        """Of these units, in a batch of theirs alone."""
+        return signature(self.chunk(units), self.look)
+
+    @cached_property
+    def whole(self) -> Tensor:
+        """The signatures of all units in one batch."""
+        return signature(self.together, self.look)
+
     @property
     def is_telling(self) -> bool:
         """Whether units differ and have gradients: else the trial would pass whatever the model does."""
-        norms = self.together.norms()
+        norms = self.whole[:, 0]
         return self.agreed(
             self.units > 2 and bool(torch.isfinite(norms).all()) and int((norms > 0).sum()) > self.units // 2
         )
@@ -126,14 +141,26 @@ class LookAgain:
     def _compare(self, params: Tree, batch: Batch) -> None:
         units = rows_in(batch) // self.contribution.rows_per_unit
         trial = Trial(self.contribution.still(), tree.map_tree(widened, params), batch, units, TOLERANCE)
-        one, norms = trial.agreed(secrets.randbelow(units)), trial.together.norms()
-        if trial.agreed(bool(torch.isfinite(norms[one]))):  # else it is left out anyway
-            only = (torch.arange(units, device=norms.device) == one).to(norms.dtype)
-            together, alone = trial.together.weighted_sum(only), _alone(trial, one)
-            gap = trial.agreed(gap_between(together, alone)[0])
-            if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
-                raise ModelError(MIXED)
+        _check_alone(trial, trial.agreed(secrets.randbelow(units)))
         _check_part(trial)
+
+
+def _check_alone(trial: Trial, one: int) -> None:
+    """A unit with nobody beside it is what it was among all of them; one that is no number is left out anyway.
+
+    Where its signature is the same to more digits than are asked for, so is every coordinate; else each is compared.
+    """
+    if not trial.agreed(bool(torch.isfinite(trial.whole[one, 0]))):
+        return
+    chunk = trial.chunk([one])
+    if trial.agreed(distance(trial.whole[[one]], signature(chunk, trial.look))) <= trial.tolerance / 100:
+        return
+    norms = trial.whole[:, 0]
+    only = (torch.arange(trial.units, device=norms.device) == one).to(norms.dtype)
+    alone = _sum_of(chunk)
+    gap = trial.agreed(gap_between(trial.together.weighted_sum(only), alone)[0])
+    if gap > trial.tolerance and gap > trial.tolerance + _jitter(trial, one, alone):
+        raise ModelError(MIXED)
 
 
 def _check_part(trial: Trial) -> None:
@@ -143,19 +170,16 @@ def _check_part(trial: Trial) -> None:
     rounding alone changes as much as mixing would says nothing here, as it may be an odd record.
     """
     some = trial.agreed(secrets.SystemRandom().sample(range(trial.units), max(1, trial.units // 3)))
-    looks = looks_at(trial.params, length=tree.size(trial.params) ** 0.5)[:1]
-    here, there = signature(trial.chunk(some), looks), signature(trial.together, looks)[some]
-    gaps = distances(there, here)
+    here = trial.signature(some)
+    gaps = distances(trial.whole[some], here)
     if not trial.agreed(bool((gaps > trial.tolerance).any())):
         return
-    jitter = 30 * distances(here, signature(_jittered(trial).chunk(some), looks))
+    jitter = 30 * distances(here, signature(_jittered(trial).chunk(some), trial.look))
     if bool(((gaps > trial.tolerance + jitter) & (jitter <= _MOST_JITTER)).any()):
         raise ModelError(MIXED)
 
 
-def _alone(trial: Trial, one: int) -> Tree:
-    """A unit's gradient with nobody beside it."""
-    chunk = trial.chunk([one])
+def _sum_of(chunk: Chunk) -> Tree:
     return chunk.weighted_sum(torch.ones_like(chunk.norms()))
 
 
@@ -165,7 +189,7 @@ def _jitter(trial: Trial, one: int, alone: Tree) -> float:
     It is large where weights are, or where their type is narrow, and knows nothing of other units: a model that mixes
     does not become an honest one by it.
     """
-    return min(_MOST_JITTER, 30 * gap_between(_alone(_jittered(trial), one), alone)[0])
+    return min(_MOST_JITTER, 30 * gap_between(_sum_of(_jittered(trial).chunk([one])), alone)[0])
 
 
 _MOST_JITTER = 0.05  # more than that is not put down to rounding
@@ -342,32 +366,37 @@ def check_moved(before: Tree, after: Tree) -> bool:
     return True
 
 
-def looks_at(params: Tree, length: float = 1.0) -> list[Tree]:
-    """Two random directions in weight space, of about this length."""
-    source, scale = torch.Generator().manual_seed(1), length / max(1, tree.size(params)) ** 0.5
+def look_at(params: Tree, length: float | None = None) -> Tree:
+    """A random direction in weight space: any change of a gradient has an inner product with it as large as itself.
+
+    <change, look> is normal, with the change's length as standard deviation, wherever the change is: one that is spread
+    over all coordinates shows as well as one in a single coordinate. With another ``length`` of the direction than
+    sqrt(D), it shows that much less.
+    """
+    scale = 1.0 if length is None else length / max(1, tree.size(params)) ** 0.5
     if tree.has_shards(params):
-        return [_Drawn(params, scale, seed) for seed in range(2)]
-    drawn = lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf)
-    return [tree.map_tree(drawn, params) for _ in range(2)]
+        return _Drawn(params, scale)
+    source = torch.Generator().manual_seed(1)
+    return tree.map_tree(lambda leaf: (torch.randn(leaf.shape, generator=source) * scale).to(leaf), params)
 
 
 class _Drawn(Tree):
     """A random direction whose leaves are drawn whenever they are asked for: the whole of it is in no memory."""
 
-    def __init__(self, params: Tree, scale: float, seed: int) -> None:
+    def __init__(self, params: Tree, scale: float) -> None:
         super().__init__()
-        self._params, self._scale, self._seed = params, scale, seed
+        self._params, self._scale = params, scale
 
     def __missing__(self, name: str) -> Tensor:
         leaf, source = self._params[name], torch.Generator()
-        source.manual_seed(2 * list(self._params).index(name) + self._seed)
+        source.manual_seed(1 + list(self._params).index(name))
         return (torch.randn(leaf.shape, generator=source) * self._scale).to(leaf.device, leaf.dtype)
 
 
-def signature(chunk: Chunk, looks: Sequence[Tree]) -> Tensor:
-    """Each unit's norm and two inner products, which a change of its gradient changes; (units, 3)."""
+def signature(chunk: Chunk, look: Tree) -> Tensor:
+    """Each unit's norm and inner product with a direction, which a change of its gradient changes; (units, 2)."""
     norms = chunk.norms()
-    return torch.stack([norms, *(chunk.dot(look).to(norms) for look in looks)], 1)
+    return torch.stack([norms, chunk.dot(look).to(norms)], 1)
 
 
 def distance(there: Tensor, here: Tensor) -> float:
