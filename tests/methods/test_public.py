@@ -130,7 +130,7 @@ class TestWeightMultiplicity:
         plain = DPLIS(lr=0.1, copies=2)
         close(stepped(method, door(views=3))[0], stepped(plain, door(views=3))[0])
 
-    def test_a_large_batch_goes_in_halves_where_gradients_add_up(
+    def test_a_large_batch_goes_in_parts_where_gradients_add_up(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Five units at a time, or three and two: the same answer, with less in memory."""
@@ -139,7 +139,9 @@ class TestWeightMultiplicity:
         own, seen = per_example(MODEL, supervised(CRITERION)), []
         assert [own.at_once(5, [WEIGHTS] * points) for points in (1, 2)] == [5, 5]
         monkeypatch.setattr("saltflat.core.contribution.ROOM", 4 * flat(WEIGHTS).numel())
-        assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6)] == [1, 4, 3, 3]
+        assert own.at_once(17, [WEIGHTS] * 2) == 9  # never fewer at once than are worth a pass, if there are as many
+        monkeypatch.setattr("saltflat.core.contribution.FEWEST", 1)
+        assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6, 9)] == [1, 4, 3, 3, 3]
         assert own.at_once(5, [WEIGHTS]) == 5
         call = PerExample.__call__
         note = lambda self, points, weights, batch: (

@@ -116,7 +116,8 @@ def _said(batch: Batch) -> str:
     return "one tensor" if isinstance(batch, Tensor) else f"{type(batch).__name__}s of one item"
 
 
-ROOM = 1 << 25  # numbers: gradients of units that several points may hold without a second thought
+ROOM = 1 << 25  # numbers: gradients of units that several points may hold at once
+FEWEST = 16  # units at once, however large the model: fewer take longer to start than to run
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 
@@ -338,13 +339,13 @@ class PerExample:
             del part, point
 
     def at_once(self, most: int, points: Sequence[Tree]) -> int:
-        """How many units are asked at a time at these points, of ``most`` in a physical batch: all, or one half.
+        """How many units are asked at a time at these points, of ``most`` in a physical batch: equal parts of it.
 
-        At several points units' own gradients are added up, where one point is known by smaller things. One half of a
-        large batch needs half of that memory.
+        At several points units' own gradients are added up, where one point is known by smaller things; so a part is
+        what has `ROOM`, or `FEWEST`.
         """
-        small = len(points) == 1 or most * size(points[0]) <= ROOM
-        return most if small else -(-most // 2)
+        fit = max(FEWEST, ROOM // max(1, size(points[0])))
+        return most if len(points) == 1 else -(-most // -(-most // fit))
 
     def by_view(self, places: Sequence[int]) -> PerExample:
         """The same, but point k sees one view of every unit only, number ``places[k]``; of one view all points see it.
