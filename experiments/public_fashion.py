@@ -229,7 +229,8 @@ def table(found: Sequence[results.Result]) -> str:
         ]
         shown = "infinity (not private)" if spent is None else f"{spent:.2f}"
         private = f"{mine[0]['settings']['epochs']:g}, {mine[0]['settings']['lr']:g}"
-        first = f"| {key[0]}, {key[1]} | {private} | {shown} | {len(mine)} "
+        moved = f", radius {mine[0]['settings']['reach']:g}" if key[1] == "extended" else ""
+        first = f"| {key[0]}, {key[1]}{moved} | {private} | {shown} | {len(mine)} "
         rows.append(first + f"| {' | '.join(cells)} | {minutes:.1f} |")
     return "\n".join(rows)
 

@@ -41,6 +41,21 @@ def test_the_table_has_means_and_standard_errors(tmp_path: Path, capsys: pytest.
     assert "infinity (not private)" in bare
 
 
+def test_the_page_has_the_finished_runs() -> None:
+    here = Path(public_fashion.__file__).parent
+    found = results.read(here / "public_fashion.jsonl")
+    text = (here / "README.md").read_text()
+    assert text.split("<!-- public -->\n")[1].split("\n<!-- end of public -->")[0] == public_fashion.table(
+        found
+    )
+    last = [one["settings"] for one in found if one["settings"]["epochs"] == 8 and one["settings"]["reach"]]
+    seeds = {
+        name: [each["seed"] for each in last if (each["data"], each["scenario"]) == ("fashion-mnist", name)]
+        for name in public_fashion.SCENARIOS
+    }
+    assert seeds == {name: [0, 1, 2] for name in public_fashion.SCENARIOS}
+
+
 @pytest.mark.parametrize("scenario", [*public_fashion.SCENARIOS, public_fashion.WITHOUT_NOISE])
 def test_every_scenario_has_its_warm_up(scenario: str) -> None:
     found = public_fashion.stages(public_fashion.Settings(data="fashion-mnist", scenario=scenario, seed=0))
