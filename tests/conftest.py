@@ -24,6 +24,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 
+def pytest_configure() -> None:
+    """Workers' warnings are made again where xdist was started, by importing the libraries that they come from."""
+    import vision
+
+    vision.make_importable()
+
+
 @pytest.fixture(autouse=True)
 def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts the tests may have told a width: what commands print is looked at unwrapped, wherever."""
