@@ -114,13 +114,15 @@ def test_standardised_weights_at_several_points(
     assert worst_error(chunk, loop(model, asked, x, y, views=2), point) < 1e-9
 
 
-def test_sums_over_points_are_in_memory_of_their_own() -> None:
-    """A bias' gradients are the very numbers that its layer's weight keeps as a factor."""
-    family = FAMILIES["linear"]
-    model, (x, y) = build(family), family.data(3)
+@pytest.mark.parametrize(("uses", "points"), [(1, 4), (3, 1), (3, 4)])
+def test_sums_are_in_memory_of_their_own(uses: int, points: int) -> None:
+    """A bias' gradients, added up over uses and points, are the very numbers that its weight keeps as factors."""
+    layer = nn.Linear(7, 7)
+    model = build(Family(lambda: nn.Sequential(*[layer, nn.Tanh()] * uses, *head(7)), (7,)))
+    x, y = FAMILIES["linear"].data(3)
     point = trained(model)
-    points = [{n: p + 0.1 * k for n, p in point.items()} for k in range(4)]
-    assert worst_error(kept(model, points, x, y), loop(model, points, x, y), point) < 1e-9
+    asked = [{n: p + 0.1 * k for n, p in point.items()} for k in range(points)]
+    assert worst_error(kept(model, asked, x, y), loop(model, asked, x, y), point) < 1e-9
 
 
 def test_a_point_is_gone_before_the_next_one_is_made() -> None:

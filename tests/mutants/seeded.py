@@ -600,7 +600,7 @@ NUMBERS = (
     mutant(
         "sum-in-a-factor",
         "gradients of several points are added up in memory that another part of the norm is taken from",
-        "gradients/test_layer_rules.py::test_sums_over_points_are_in_memory_of_their_own",
+        "gradients/test_layer_rules.py::test_sums_are_in_memory_of_their_own[3-1]",
         (
             "gradients/parts.py",
             "        elif part.own or part.kind in self._own:\n",
@@ -1341,8 +1341,8 @@ CLIENTS_AND_ROUNDS = (
         "core/test_contributions.py::test_what_is_written_into_a_point_reaches_neither_the_release_nor_the_next_batch",
         (
             "core/contribution.py",
-            "own = [copied(point) for point in points]",
-            "own = points",
+            "if sharded else Copies(points)",
+            "if sharded else points",
         ),
     ),
     mutant(

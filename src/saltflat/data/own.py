@@ -7,6 +7,7 @@ before rows are read (`own_form`) comes from the declarations, and from the head
 
 from __future__ import annotations
 
+import os
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -59,7 +60,7 @@ class Own:
     def __post_init__(self) -> None:
         if self.path in NAMES or not (self.path.endswith(ENDINGS) or self.is_folder):
             raise unsupported(self.path)
-        if not self.is_folder or Path(self.path).expanduser().is_dir():
+        if not self.is_folder or os.path.isdir(os.path.expanduser(self.path)):
             self.check(kind_of(Path(self.path).expanduser()))
         if self.span is not None and not (np.isfinite(self.span).all() and self.span[0] < self.span[1]):
             raise SettingError(f"a target range needs a finite low < high; got {self.span}")
@@ -108,19 +109,19 @@ def kind_of(path: Path) -> str:
 
 def is_folder(name: str) -> bool:
     """Whether a name of the user's data is that of a folder: it is one, or could be by its name."""
-    return not name.endswith(ENDINGS) and (not Path(name).suffix or Path(name).is_dir())
+    return not name.endswith(ENDINGS) and (not Path(name).suffix or os.path.isdir(name))
 
 
 def is_own(name: str) -> bool:
     """Whether a name of data is that of a file or a folder, and not of a known data set.
 
-    >>> is_own("mine.csv"), is_own("mnist"), is_own("")
-    (True, False, False)
+    >>> is_own("mine.csv"), is_own("mnist"), is_own(""), is_own("a" * 10_000)
+    (True, False, False, False)
     """
     return (
         bool(name)
         and name not in NAMES
-        and ("/" in name or "\\" in name or bool(Path(name).suffix) or Path(name).is_dir())
+        and ("/" in name or "\\" in name or bool(Path(name).suffix) or os.path.isdir(name))
     )
 
 
