@@ -96,9 +96,9 @@ class _Ways:
         """The point in float64."""
         return map_tree(_double, self.params)
 
-    @cached_property
+    @property
     def exact(self) -> Tree:
-        """What the model holds besides, in float64."""
+        """What the model holds besides, in float64; as it is now: trying a model may untie what it has tied."""
         model = self.contribution.model
         rest = (*model.named_buffers(), *model.named_parameters())
         return {name: _double(leaf.detach()) for name, leaf in rest if name not in self.params}
