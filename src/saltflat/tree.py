@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 Tree = dict[str, Tensor]
 
@@ -185,3 +186,23 @@ def climb(point: Tree, direction: Tree, radius: float) -> Tree:
     """
     length = float(norm(direction)) + 1e-16
     return add(point, direction, scale=radius / length)
+
+
+def called(model: nn.Module, at: Tree, args: Any, kwargs: Any = None) -> Any:
+    """What the model gives with the weights ``at`` in the place of its own, which are back when it returns.
+
+    As `torch.func.functional_call`, which leaves the given weight in a *module* that the model holds under several
+    names: it takes the weight out, and puts it back, once for each name.
+    """
+    return functional_call(model, _placed(model, at), args, kwargs or {}, tie_weights=False)
+
+
+def _placed(model: nn.Module, at: Tree) -> Tree:
+    """The weights by their places in the model: a tied one has several, a module with several names is one."""
+    tied: dict[int, list[str]] = {}
+    for path, module in model.named_modules():  # each module once
+        for name, leaf in (*module._parameters.items(), *module._buffers.items()):
+            if leaf is not None:
+                tied.setdefault(id(leaf), []).append(f"{path}.{name}" if path else name)
+    places = {name: names for names in tied.values() for name in names}
+    return {place: leaf for name, leaf in at.items() for place in places.get(name, [name])}

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from saltflat.core.sampling import Batch, Indices, form_of, joined, leaves, mapped, rows_in
 from saltflat.core.spot import (
@@ -28,7 +27,7 @@ from saltflat.core.spot import (
     signature,
 )
 from saltflat.errors import ModelError, SaltflatError
-from saltflat.tree import Tree, has_shards, map_tree
+from saltflat.tree import Tree, called, has_shards, map_tree
 
 Take = Callable[[Indices], Batch]
 
@@ -243,7 +242,7 @@ def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> 
         return False
     try:
         with torch.no_grad():
-            found = loss(functional_call(contribution.model, params, (empty[0],)), empty[1])
+            found = loss(called(contribution.model, params, (empty[0],)), empty[1])
     except Exception:
         return False
     return isinstance(found, Tensor)

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from saltflat.clipping import Chunk
 from saltflat.core.ahead import Ahead, ahead_of
@@ -54,7 +53,7 @@ from saltflat.gradients.width import (
 )
 from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, copied, has_shards, is_sharded, map_tree, size
+from saltflat.tree import Tree, called, copied, has_shards, is_sharded, map_tree, size
 
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]
@@ -220,7 +219,7 @@ class PerExample:
     def losses_at(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every row at a point, in float32 where the model would take less."""
         own = {**self.fixed, **point}
-        predict = lambda *args, **kwargs: functional_call(self.model, own, args, kwargs)
+        predict = lambda *args, **kwargs: called(self.model, own, args, kwargs)
         if not is_narrow(self.model):
             return self.loss(predict, batch)
         own = map_tree(widened, {**narrow_leaves(self.model), **own})

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import functional_call
 
 from saltflat.core.contribution import PerExample
 from saltflat.core.sampling import Indices, Units, physical
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.gradients.width import Narrowed, is_narrow
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, add, has_shards, map_tree, mul, size, zeros_like
+from saltflat.tree import Tree, add, called, has_shards, map_tree, mul, size, zeros_like
 
 CHUNK = 256  # examples in memory at once, where all are asked about
 TOGETHER = (
@@ -116,7 +115,7 @@ class Public:
         heard: list[Tensor] = []
 
         def predict(*args: Any, **kwargs: Any) -> Tensor:
-            heard.append(functional_call(self.contribution.model, point, args, kwargs))
+            heard.append(called(self.contribution.model, point, args, kwargs))
             return heard[-1]
 
         with torch.no_grad():

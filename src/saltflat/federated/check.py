@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 import torch
 from torch import nn
-from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
@@ -26,7 +25,7 @@ from saltflat.errors import ModelError
 from saltflat.federated.clients import Client
 from saltflat.federated.together import Trainer, apart, briefly, kind_of, made_up_clients
 from saltflat.gradients.chunk import checked_losses
-from saltflat.tree import Tree
+from saltflat.tree import Tree, called
 
 _TOLERANCE = 1e-3  # of an update's length: rounding in float32 is far below, another client's data far above
 _FIRST = 64  # clients among which one with rows that can be tried is looked for
@@ -124,7 +123,7 @@ def _in_turns(rows: Batch) -> list[Client]:
 
 def _losses(trainer: Trainer, params: Tree, rows: Batch) -> torch.Tensor:
     at = tree.copied(params)
-    predict = lambda *args, **kwargs: functional_call(trainer.model, at, args, kwargs)
+    predict = lambda *args, **kwargs: called(trainer.model, at, args, kwargs)
     with seeded(0):
         return checked_losses(trainer.loss(predict, rows), rows_in(rows))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from saltflat import tree
 from saltflat.clipping import Chunk
@@ -27,7 +26,7 @@ from saltflat.federated.together import Trainer, most_at_once
 from saltflat.federated.workers import Workers
 from saltflat.gradients.chunk import Kept
 from saltflat.gradients.parts import Dense
-from saltflat.tree import Tree
+from saltflat.tree import Tree, called
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class PerClient:
             if not rows_in(client.rows):
                 return 0.0
             at = tree.copied(point)
-            predict = lambda *args, **kwargs: functional_call(self.model, at, args, kwargs)
+            predict = lambda *args, **kwargs: called(self.model, at, args, kwargs)
             with secret(None), torch.no_grad():
                 return float(self.loss(predict, client.rows).mean())
         except Exception:

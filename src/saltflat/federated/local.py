@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from saltflat import tree
 from saltflat.core.chance import seeded
@@ -22,7 +21,7 @@ from saltflat.core.sampling import Batch, pick, rows_in
 from saltflat.errors import SettingError
 from saltflat.federated.clients import Client
 from saltflat.settings import is_fraction, is_number, is_positive, is_whole
-from saltflat.tree import Tree
+from saltflat.tree import Tree, called
 
 Gradient = Callable[[Tree], Tree]
 Laying = Callable[[Tensor], Tensor]
@@ -217,7 +216,7 @@ def _trained(
 
         def value(here: Tree, batch: Batch = batch) -> Tensor:
             here = here if laid is None else tree.map_tree(laid, here)
-            predict = lambda *args, **kwargs: functional_call(model, here, args, kwargs)
+            predict = lambda *args, **kwargs: called(model, here, args, kwargs)
             return objective(loss(predict, batch).mean(), local.blur, here, point)
 
         at, velocity = descend(local, lr, lambda here: gradient_of(value, here), at, velocity)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from saltflat import tree
 from saltflat.core.chance import seeded
@@ -24,7 +24,7 @@ from saltflat.federated.clients import Client
 from saltflat.federated.local import Local, Training, descend, objective
 from saltflat.federated.workers import Workers
 from saltflat.gradients.width import NARROW
-from saltflat.tree import Tree
+from saltflat.tree import Tree, called
 
 STACK = 1_000_000  # weights of all clients at once: more do not stay in the cache
 FEWEST, MOST = 8, 128  # clients at once: fewer are no faster than one by one, more gain nothing
@@ -103,7 +103,7 @@ class Trainer:
 
         def one(at: Tree, velocity: Tree, batch: Batch, weights: Tensor) -> tuple[Tree, Tree]:
             def value(here: Tree) -> Tensor:
-                predict = lambda *args, **kwargs: functional_call(self.model, here, args, kwargs)
+                predict = lambda *args, **kwargs: called(self.model, here, args, kwargs)
                 return objective((self.loss(predict, batch) * weights).sum(), blur, here, point)
 
             return descend(self.local, lr, grad(value), at, velocity)

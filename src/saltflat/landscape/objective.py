@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from saltflat.errors import DataError, SettingError
 from saltflat.landscape.access import PUBLIC, Access, declared
 from saltflat.landscape.draws import gaussian, source
-from saltflat.tree import Tree, add, map_tree, mul, zeros_like
+from saltflat.tree import Tree, add, called, map_tree, mul, zeros_like
 
 Batch = Any
 Losses = Callable[[Tree, Batch], Tensor]
@@ -129,7 +128,7 @@ def of_model(
     ready = [(_laid_out(x.to(dtype)) if x.is_floating_point() else x, y) for x, y in batches]
 
     def outputs(params: Tree, batch: Batch) -> Tensor:
-        return functional_call(frozen, map_tree(_laid_out, params), (batch[0],))
+        return called(frozen, map_tree(_laid_out, params), (batch[0],))
 
     def judged(params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
         found = outputs(params, batch)

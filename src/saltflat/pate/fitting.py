@@ -11,14 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional as F
 
 from saltflat.data import Examples
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.settings import check_descent, is_number, is_whole
-from saltflat.tree import Tree, add, map_tree
+from saltflat.tree import Tree, add, called, map_tree
 
 MOST_COPIES = 1024
 Watch = Callable[[int, int], None]  # epochs done, epochs in all
@@ -100,7 +99,7 @@ def _gradient(model: nn.Module, params: Tree, batch: tuple[Tensor, Tensor]) -> T
     """The mean gradient over a batch at ``params``."""
     inputs, targets = batch
     at = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-    loss = F.cross_entropy(functional_call(model, at, (inputs,)), targets)
+    loss = F.cross_entropy(called(model, at, (inputs,)), targets)
     found = torch.autograd.grad(loss, list(at.values()), allow_unused=True)
     return {
         name: torch.zeros_like(leaf) if gradient is None else gradient

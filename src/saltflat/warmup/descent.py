@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from saltflat.errors import ModelError, SettingError
 from saltflat.settings import check_descent, is_number
-from saltflat.tree import Tree, add, mul, norm, times
+from saltflat.tree import Tree, add, called, mul, norm, times
 from saltflat.warmup.known import Watch
 
 LEAST = 1e-12  # what is added to a length before it divides
@@ -80,7 +79,7 @@ class Descent:
 def gradient_of(model: nn.Module, params: Tree, loss: Callable[[Predict], Tensor]) -> Tree:
     """The gradient of a loss at ``params``, by plain automatic differentiation; 0 where a weight takes no part."""
     at = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-    predict = lambda *inputs: functional_call(model, at, inputs)
+    predict = lambda *inputs: called(model, at, inputs)
     found = torch.autograd.grad(loss(predict), list(at.values()), allow_unused=True)
     return {
         name: torch.zeros_like(leaf) if gradient is None else gradient
