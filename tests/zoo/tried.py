@@ -349,7 +349,7 @@ TIMM = (
     timm("PiT", "pit_ti_224", 64, img_size=64, base_dims=(16, 16, 16), depth=(1, 1, 1), heads=(1, 2, 4)),
     Model("MLP-Mixer", "timm", mixer, "32 pixels"),
     timm("ConvNeXt", "convnext_atto", depths=(1, 1, 1, 1), dims=(8, 8, 16, 16)),
-    timm("PoolFormer", "poolformer_s12", layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16)),
+    timm("PoolFormer", "poolformer_s12"),
     timm("ResNet", "resnet10t", remark=_NORM),
     timm("ResNet v2, GroupNorm", "resnetv2_50", layers=(1, 1), channels=(32, 64), stem_chs=16),
     timm("RegNet", "regnetx_002", remark=_NORM),
