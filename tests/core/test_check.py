@@ -146,7 +146,16 @@ WRAPPED = {
         lambda: nn.Sequential(old_weight_norm(nn.Linear(4, 3))).double(),
         "parametrizations.weight_norm",
     ),
+    "a hook on a weight": (lambda: hooked("register_hook"), "'0.weight' has a hook"),
+    "a hook on its gradient": (lambda: hooked("register_post_accumulate_grad_hook"), "'0.weight' has a hook"),
 }
+
+
+def hooked(register: str) -> nn.Module:
+    """A network in whose first weight only some rows are to be trained, as a hook would have it."""
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    getattr(model[0].weight, register)(lambda seen: None)
+    return model
 
 
 def compiled(model: nn.Module) -> nn.Module:
@@ -170,6 +179,13 @@ def test_what_stands_between_is_refused_at_once(name: str) -> None:
     if says in ("compiled", "wrapped in DataParallel"):
         with pytest.raises(ModelError, match=says):
             per_example(model, supervised(CRITERION))
+
+
+def test_a_hook_on_a_frozen_weight_is_no_reason() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    model[0].weight.register_hook(lambda grad: grad)
+    model[0].requires_grad_(False)
+    check_model(model)
 
 
 def test_copies_in_other_processes_are_refused(tmp_path: Path) -> None:

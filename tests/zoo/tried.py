@@ -150,6 +150,11 @@ class Picked(nn.Module):
         return out.mean(1)
 
 
+def _hooked(model: nn.Module) -> nn.Module:
+    next(model.parameters()).register_hook(lambda grad: grad)
+    return model
+
+
 def _quietly(build: Callable[[], nn.Module]) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -198,10 +203,16 @@ REFUSED = (
         "`torch.compile`", lambda: torch.compile(_head(nn.Linear(4, 4))), "compiled", "compile after training"
     ),
     Refused(
-        "`DataParallel`, `DistributedDataParallel`, several processes",
+        "`DataParallel`, `DistributedDataParallel`",
         lambda: nn.DataParallel(_head(nn.Linear(4, 4))),
         "wrapped in",
-        "the model itself, in one process",
+        "the model itself; `torchrun` and `fully_shard` share the work",
+    ),
+    Refused(
+        "a hook on a trained weight (`weight.register_hook`)",
+        lambda: _hooked(_head(nn.Linear(4, 4))),
+        "has a hook",
+        "a change in the optimizer, or a `Parameter` of its own for what is trained",
     ),
     Refused(
         "packed sequences",

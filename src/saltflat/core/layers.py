@@ -29,6 +29,8 @@ def check_model(model: nn.Module) -> None:
         raise ModelError("the model has lazy layers without a shape yet: run one batch through it first")
     for name, module in model.named_modules():
         _check_layer(name, module)
+    for name, weight in model.named_parameters():
+        _check_hooks(name, weight)
 
 
 def check_whole(model: nn.Module) -> None:
@@ -77,6 +79,16 @@ def _check_layer(name: str, module: nn.Module) -> None:
         raise ModelError(
             f"layer {name!r} is a {type(module).__name__} with running statistics, which carry data from one "
             "example to the next; build it with track_running_stats=False"
+        )
+
+
+def _check_hooks(name: str, weight: nn.Parameter) -> None:
+    """A unit's gradient never passes through its weight, so that a hook there would be left out in silence."""
+    if weight.requires_grad and (weight._backward_hooks or weight._post_accumulate_grad_hooks):
+        raise ModelError(
+            f"parameter {name!r} has a hook (register_hook), which would never run: gradients are clipped and summed "
+            "without being formed there; remove it, and change released gradients in the optimizer, or train a part "
+            "of a weight as a Parameter of its own"
         )
 
 
