@@ -211,6 +211,9 @@ class PerLayer(Plain):
                     f"bounds are {{prefix of parameter names: bound}}; got the prefix {name!r}"
                 )
             _check_bound(f"the bound of {name!r}", bound)
+        if isinstance(self.bounds, Mapping):
+            # kept as they are now, so that clip and noise read the same numbers
+            object.__setattr__(self, "bounds", {name: float(bound) for name, bound in named.items()})
 
     @property
     def sensitivity(self) -> float:
@@ -268,6 +271,11 @@ def as_clip(clip: float | Clip) -> Clip:
         )
     if isinstance(clip, bool | type) or not hasattr(clip, "sensitivity"):
         raise SettingError(f"clip_norm is a number or a clipping rule (PerLayer, Automatic); got {clip!r}")
+    if type(clip) not in (Flat, Counted, Automatic, PerLayer):  # a subclass may clip otherwise
+        raise SettingError(
+            f"clip_norm is a number, PerLayer or Automatic; got a {type(clip).__name__}: the noise believes what a "
+            "rule says of its sensitivity, so that no other is taken"
+        )
     return clip
 
 

@@ -153,6 +153,21 @@ class Inside:
         return self.inner.rise(low, high) + self.outer.rise(low, high)
 
 
+def check_frame(frame: Frame) -> None:
+    """Refuse a frame of one's own, a subclass too: it would see every unit's gradient before the clip.
+
+    >>> check_frame(Inside(Mask({"w": torch.ones(2)}), Shift({"w": torch.ones(2)})))
+    """
+    if type(frame) is Inside:
+        check_frame(frame.inner)
+        check_frame(frame.outer)
+    elif type(frame) not in (Shift, Precondition, Mask):
+        raise SettingError(
+            f"a frame is a Shift, Precondition or Mask; got a {type(frame).__name__}: units' gradients go through it "
+            "before they are clipped, so that one of another kind could show them, or undo the clip"
+        )
+
+
 def check_tree(name: str, value: object) -> None:
     """A frame that is no number anywhere would make every unit void: it is a mistake, and said to be one."""
     leaves = list(value.values()) if isinstance(value, dict) else []

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import saltflat as sf
-from saltflat.errors import DataError, ModelError, SaltflatError
+from saltflat.clipping import Flat
+from saltflat.errors import DataError, ModelError, PrivacyError, SaltflatError, SettingError
+from saltflat.frames import Inside, Shift
 
 Loss = Callable[..., Tensor]
 
@@ -751,6 +754,218 @@ def test_a_sampler_that_can_be_repeated_is_not_private(seed: int | None) -> None
     )
     assert fitted.epsilon == float("inf")
     assert "NOT PRIVATE" in repr(fitted)
+
+
+# Parts of one's own in the places of those that the promise rests on
+
+
+class Unclipped:
+    """A clipping rule that clips nothing, and says that it does."""
+
+    sensitivity = 1.0
+
+    def total(self, chunk: Any, like: Any) -> Any:
+        return chunk.weighted_sum(torch.ones_like(chunk.norms()))
+
+    def leaves(self, like: Any) -> Any:
+        return like
+
+    def times(self, factor: float) -> Any:
+        return self
+
+    def counted(self, share: float) -> Any:
+        return self
+
+
+class Loose(Flat):
+    """The same, as a subclass of the rule that it is not."""
+
+    def total(self, chunk: Any, like: Any) -> Any:
+        return chunk.weighted_sum(torch.ones_like(chunk.norms()))
+
+
+@pytest.mark.parametrize("rule", [Unclipped(), Loose(1.0)], ids=lambda rule: type(rule).__name__)
+def test_a_clipping_rule_of_ones_own(rule: Any) -> None:
+    with pytest.raises(SettingError, match=r"got a .*: the noise believes what a rule says"):
+        phase(clip_norm=rule)
+
+
+def test_bounds_that_read_otherwise_the_second_time() -> None:
+    """The sensitivity would be that of some numbers, and the clip that of others."""
+
+    class Twice(dict):
+        def __getitem__(self, name: str) -> float:
+            return 1000.0
+
+    assert sf.clipping.PerLayer(Twice({"": 1.0})).layers({"w": torch.zeros(1)}) == [(["w"], 1.0)]
+
+
+class Peeping:
+    """A frame that keeps what it sees of each unit before the clip."""
+
+    def enter(self, chunk: Any) -> Any:
+        raise AssertionError(f"seen: {chunk.norms()}")
+
+    def leave(self, direction: Any) -> Any:
+        return direction
+
+    def rise(self, low: Any, high: Any) -> float:
+        raise AssertionError("seen")
+
+
+class Tipped(Shift):
+    """The same, as a subclass."""
+
+    def enter(self, chunk: Any) -> Any:
+        raise AssertionError(f"seen: {chunk.norms()}")
+
+
+ASKED = {
+    "asked": lambda ask, params, frame: ask(params, frame=frame),
+    "around": lambda ask, params, frame: ask.framed(frame)(params),
+    "inside": lambda ask, params, frame: ask(params, frame=Inside(Shift(params), frame)),
+    "apart": lambda ask, params, frame: ask.apart(lambda label: [params], weights=[1.0], frame=frame),
+    "of losses": lambda ask, params, frame: ask.gap(params, params, bound=1.0, share=0.1, frame=frame),
+}
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A method that brings a frame of its own."""
+
+    way: str
+    kind: type
+
+    def init(self, params: Any) -> tuple:
+        return ()
+
+    def step(self, ask: Any, params: Any, state: tuple) -> Any:
+        frame = self.kind(params) if self.kind is Tipped else self.kind()
+        return ASKED[self.way](ask, params, frame), state
+
+
+@pytest.mark.parametrize("kind", [Peeping, Tipped], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("way", ASKED)
+def test_a_frame_of_ones_own_sees_no_unit(way: str, kind: type) -> None:
+    with pytest.raises(SettingError, match="a frame is a Shift, Precondition or Mask; got a"):
+        fit_by(Framed(way, kind))
+
+
+def fit_by(method: Any) -> Any:
+    return sf.fit(plain(), CRITERION, narrow(), plan=plan(phase(steps=2, method=method)), delta=1e-3)
+
+
+def test_draws_of_ones_own() -> None:
+    class Everyone(sf.Poisson):
+        def units(self, count: int, rate: float, size: int, source: Any) -> Any:
+            return np.arange(count)
+
+    with pytest.raises(SettingError, match=r"draw is Poisson\(\) or WithoutReplacement\(\)"):
+        replace(plan(), draw=Everyone())
+
+
+def test_a_plan_of_ones_own() -> None:
+    class Cheap(sf.Plan):
+        def epsilon(self, delta: float) -> float:
+            return 0.1
+
+    class Silent(sf.Phase):
+        def noise_at(self, step: int) -> tuple[float, ...]:
+            return (1e-6,)
+
+    own, model = plan(), plain()
+    cheap = Cheap(phases=own.phases, rate=own.rate, size=own.size)
+    with pytest.raises(SettingError, match="a plan is a Plan; got a Cheap"):
+        sf.fit(model, CRITERION, narrow(), plan=cheap, delta=1e-3)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    with pytest.raises(SettingError, match="a plan is a Plan; got a Cheap"):
+        sf.make_private(model, CRITERION, narrow(), plan=cheap, delta=1e-3, optimizer=sgd)
+    same = {
+        name: getattr(phase(), name)
+        for name in ("method", "steps", "noise_multiplier", "clip_norm", "optimizer")
+    }
+    with pytest.raises(SettingError, match="phases is a tuple of Phase"):
+        plan(Silent(**same))
+
+
+def test_a_schedule_of_the_noise_that_remembers() -> None:
+    """It is asked once: the accountant and the run have the same answers."""
+    asked: list[int] = []
+
+    def fading(step: int) -> float:
+        asked.append(step)
+        return 1.0 if len(asked) <= 3 else 1e-6
+
+    scheduled = phase(steps=3, noise_schedule=fading)
+    assert [scheduled.noise_at(step) for step in (0, 1, 2, 0, 1, 2)] == [(scheduled.noise_multiplier,)] * 6
+    assert asked == [0, 1, 2]
+
+
+class Drawing:
+    """A source of noise of one's own that says it is secret: standard Gaussians, times ``factor``."""
+
+    private = True
+
+    def __init__(self, factor: float, only: str = "") -> None:
+        self.factor, self.only = factor, only
+
+    def normal(self, like: Any) -> Any:
+        return {
+            name: torch.randn_like(leaf) * (self.factor if name.endswith(self.only) else 1)
+            for name, leaf in like.items()
+        }
+
+
+class Releasing(Drawing):
+    """The same, which adds its noise itself."""
+
+    def release(self, total: Any, *, sensitivity: float, noise_multiplier: float) -> Any:
+        std = sensitivity * noise_multiplier
+        return {name: leaf + std * self.normal(total)[name] for name, leaf in total.items()}
+
+
+class Quiet(sf.privacy.SecureNoise):
+    def normal(self, like: Any) -> Any:
+        return {name: torch.zeros_like(leaf) for name, leaf in like.items()}
+
+
+SOURCES = [Drawing(0.0), Drawing(0.03), Drawing(0.0, "bias"), Releasing(0.0), Releasing(0.03), Quiet()]
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
+def test_a_source_of_less_noise_than_is_accounted_for(source: Any) -> None:
+    with pytest.raises(PrivacyError, match=r"the source of noise, a .*, drew"):
+        train(plain(), CRITERION, narrow(), safeguards=sf.Safeguards(noise=source))
+
+
+class Coins:
+    """A source of draws of one's own."""
+
+    private = True
+
+    def __init__(self, power: float) -> None:
+        self.power = power
+
+    def random(self, count: int) -> Any:
+        return np.random.default_rng().random(count) ** self.power
+
+
+def test_a_source_of_draws_by_which_all_join() -> None:
+    x, y = narrow(200)
+    of_all = plan(phase(steps=3), rate=0.5, size=200)
+    with pytest.raises(PrivacyError, match="the source of draws, a Coins, gave 200 numbers"):
+        sf.fit(
+            plain(), CRITERION, (x, y), plan=of_all, delta=1e-3, safeguards=sf.Safeguards(sampling=Coins(9.0))
+        )
+
+
+def test_sound_sources_of_ones_own_train_and_the_statement_says_what_it_does_not_know() -> None:
+    for noise in (Drawing(1.0), Releasing(1.0)):
+        own = sf.Safeguards(noise=noise, sampling=Coins(1.0))
+        said = str(train(plain(), CRITERION, narrow(), safeguards=own).statement.not_covered)
+        assert f"the source of noise, a {type(noise).__name__}, draws" in said
+        assert "the source of sampling, a Coins, draws" in said
+    assert "source of" not in str(train(plain(), CRITERION, narrow()).statement.not_covered)
 
 
 # Things that tell

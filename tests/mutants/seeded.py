@@ -320,7 +320,7 @@ UNITS_APART = (
         "core/test_sampling.py::TestLabels::test_groups_are_equally_likely_at_every_place",
         (
             "core/sampling.py",
-            "(source.random(count) * (groups or 2**53)).astype(np.int64)",
+            "(_uniforms(count, source) * (groups or 2**53)).astype(np.int64)",
             "np.arange(count) % (groups or 2**53)",
         ),
         hole=6,
@@ -755,7 +755,7 @@ NOISE = (
         "core/test_sampling.py::test_it_is_poisson",
         (
             "core/sampling.py",
-            "return np.flatnonzero(source.random(count) < rate)",
+            "return np.flatnonzero(_uniforms(count, source) < rate)",
             "return np.sort(np.argsort(source.random(count))[: round(count * rate)])",
         ),
     ),
@@ -2072,7 +2072,106 @@ LOOKED = (
 )
 
 
+CLIPPING, FRAMES = "clipping.py", "frames.py"
+OWN_PARTS = (
+    mutant(
+        "a-rule-is-believed",
+        "a clipping rule of somebody's own is believed, whatever it does",
+        HOSTILE + "test_a_clipping_rule_of_ones_own[Unclipped]",
+        (CLIPPING, "    if type(clip) not in (Flat, Counted, Automatic, PerLayer):", "    if False:"),
+    ),
+    mutant(
+        "a-rule-by-its-family",
+        "a subclass of a clipping rule is taken for the rule",
+        HOSTILE + "test_a_clipping_rule_of_ones_own[Loose]",
+        (
+            CLIPPING,
+            "type(clip) not in (Flat, Counted, Automatic, PerLayer)",
+            "not isinstance(clip, Flat | Counted | Automatic | PerLayer)",
+        ),
+    ),
+    mutant(
+        "bounds-read-twice",
+        "the clip and the noise each read bounds that may change in between",
+        HOSTILE + "test_bounds_that_read_otherwise_the_second_time",
+        (
+            CLIPPING,
+            "        if isinstance(self.bounds, Mapping):\n            # kept",
+            "        if False:\n            # kept",
+        ),
+    ),
+    mutant(
+        "a-frame-that-peeps",
+        "a method may bring a frame of its own, which sees units before the clip",
+        HOSTILE + "test_a_frame_of_ones_own_sees_no_unit[asked-Peeping]",
+        (FRAMES, "    elif type(frame) not in (Shift, Precondition, Mask):", "    elif False:"),
+    ),
+    mutant(
+        "a-frame-that-peeps-at-losses",
+        "the frame of a question about losses is not looked at",
+        HOSTILE + "test_a_frame_of_ones_own_sees_no_unit[of losses-Peeping]",
+        (
+            ASK,
+            "        if frame is not None:\n            check_frame(frame)\n        expected",
+            "        expected",
+        ),
+    ),
+    mutant(
+        "draws-by-their-family",
+        "a subclass of Poisson may draw whom it likes at Poisson's cost",
+        HOSTILE + "test_draws_of_ones_own",
+        (
+            PLAN,
+            "type(self.draw) not in (Poisson, WithoutReplacement)",
+            "not isinstance(self.draw, Poisson | WithoutReplacement)",
+        ),
+    ),
+    mutant(
+        "plans-by-their-family",
+        "a subclass of Plan may say what it costs",
+        HOSTILE + "test_a_plan_of_ones_own",
+        ("core/record.py", "type(plan) is not Plan", "not isinstance(plan, Plan)"),
+    ),
+    mutant(
+        "a-schedule-asked-again",
+        "a schedule of the noise is asked by the accountant, and again by the run",
+        HOSTILE + "test_a_schedule_of_the_noise_that_remembers",
+        (PLAN, "    @cached_property\n    def _factors", "    @property\n    def _factors"),
+    ),
+    mutant(
+        "noise-is-believed",
+        "a source of noise that says it is secret may draw nothing",
+        HOSTILE + "test_a_source_of_less_noise_than_is_accounted_for",
+        (MECHANISM, "        if count and not square", "        if False and not square"),
+    ),
+    mutant(
+        "noise-by-its-family",
+        "a subclass of SecureNoise is taken for it",
+        HOSTILE + "test_a_source_of_less_noise_than_is_accounted_for[Quiet]",
+        (MECHANISM, "type(noise) not in VOUCHED", "not isinstance(noise, VOUCHED)"),
+    ),
+    mutant(
+        "noise-of-all-leaves-together",
+        "a leaf without noise is made up for by the others",
+        HOSTILE + "test_a_source_of_less_noise_than_is_accounted_for",
+        (MECHANISM, "for square, count in [*leaves, whole]:", "for square, count in [whole]:"),
+    ),
+    mutant(
+        "draws-are-believed",
+        "a source of draws that says it is secret may let all units join",
+        HOSTILE + "test_a_source_of_draws_by_which_all_join",
+        ("core/sampling.py", "        if not (away <= 7.2 and", "        if not (True or"),
+    ),
+    mutant(
+        "a-hook-left-out",
+        "a hook on a trained weight is left out in silence",
+        "core/test_check.py::test_what_stands_between_is_refused_at_once[a hook on a weight]",
+        (LAYERS, "weight.requires_grad and (weight._backward_hooks or", "weight.requires_grad and ("),
+    ),
+)
+
+
 MUTANTS: tuple[Mutant, ...] = (
     *(*UNITS_APART, *NUMBERS, *NOISE, *RECORD, *ACCOUNT, *TELLING),
-    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND, *LOOKED),
+    *(*CLIENTS_AND_ROUNDS, *FLEET, *OF_VOTES, *OF_REPORTS, *OF_PUBLIC, *AROUND, *LOOKED, *OWN_PARTS),
 )

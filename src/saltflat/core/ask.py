@@ -15,7 +15,7 @@ from saltflat.core.mechanism import Bounded, Noise, clamped_sum, clipped_sum, no
 from saltflat.core.shards import NO_FRAMES, check_same_release, released_in_parts
 from saltflat.door import Heard, PointsOf, Spread
 from saltflat.errors import PrivacyError, SettingError
-from saltflat.frames import Frame, Inside
+from saltflat.frames import Frame, Inside, check_frame
 from saltflat.tree import Released, Tree, has_shards
 
 Chunks = Callable[[Sequence[Tree], Sequence[float]], Iterable[Chunk]]  # points, their weights -> chunks
@@ -186,6 +186,8 @@ class Ask:
         """
         if not 0 < bound < math.inf:
             raise SettingError(f"the bound on a unit's loss difference is positive and finite; got {bound}")
+        if frame is not None:
+            check_frame(frame)
         expected = 0.0 if frame is None else frame.rise(low, high)
         sample, share = self._whole_sample(), self._spend(share)
         differences = (losses[1] - losses[0] - expected for losses in sample.losses([low, high]))
@@ -271,6 +273,7 @@ class Ask:
 
         *Guarantee*: as any frame, it comes from public data, public randomness or earlier releases.
         """
+        check_frame(frame)
         outer = self._view.frame
         both = frame if outer is None else Inside(frame, outer)
         return self._seen(replace(self._view, frame=both), self._fresh and self._fresh.framed(frame))
@@ -304,6 +307,8 @@ class Ask:
         return released
 
     def _around(self, frame: Frame | None) -> Frame | None:
+        if frame is not None:
+            check_frame(frame)
         outer = self._view.frame
         return frame if outer is None else outer if frame is None else Inside(frame, outer)
 

@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
+from scipy.special import gammaincinv
 from torch import Tensor
 
 from saltflat.clipping import COUNT, Chunk, Clip, as_clip
+from saltflat.errors import PrivacyError
+from saltflat.privacy.noise import VOUCHED
 from saltflat.tree import Tree, wide
 
 
@@ -97,17 +100,47 @@ def _added_up(parts: Iterable[Tree]) -> Tree | None:
 def noised(bounded: Bounded, noise_multiplier: float, noise: Noise) -> Tree:
     """total + noise_multiplier * sensitivity * N(0, I).
 
-    *Guarantee*: the Gaussian mechanism. An empty batch gets the same noise as any other.
+    *Guarantee*: the Gaussian mechanism. An empty batch gets the same noise as any other. What a source of one's own
+    draws is looked at before it is used: too little of it is refused.
     """
     if noise_multiplier == 0:  # not private, and the plan says so: its epsilon is refused
         return bounded.total
+    std = noise_multiplier * bounded.sensitivity
+    doubted = noise.private and type(noise) not in VOUCHED
     if isinstance(noise, Exact):
-        return noise.release(
+        before = {name: leaf.clone() for name, leaf in bounded.total.items()} if doubted else {}
+        given = noise.release(
             bounded.total, sensitivity=bounded.sensitivity, noise_multiplier=noise_multiplier
         )
-    std = noise_multiplier * bounded.sensitivity
+        check_drawn(noise, {name: (given[name] - leaf) / std for name, leaf in before.items()})
+        return given
     fresh = noise.normal(bounded.total)
+    check_drawn(noise, fresh if doubted else {})
     return {
         name: torch.add(bounded.total[name], leaf, alpha=std, out=leaf)  # one pass, into our own memory
         for name, leaf in fresh.items()
     }
+
+
+_SELDOM = 1e-12  # how often a sound source may be refused, for each leaf of a release
+
+
+def check_drawn(source: Noise, drawn: Tree) -> None:
+    """Refuse noise whose squares add up to less, in a leaf or in all, than standard Gaussians' do once in 1e12 draws.
+
+    A sum of n squares of standard Gaussians follows chi-square with n degrees of freedom, 2 Gamma(n / 2).
+
+    >>> from saltflat.privacy.noise import SecureNoise
+    >>> check_drawn(SecureNoise(), {"w": torch.zeros(3)})
+    Traceback (most recent call last):
+    saltflat.errors.PrivacyError: the source of noise, a SecureNoise, drew 3 numbers of mean square 0, ...
+    """
+    leaves = [(float(leaf.double().square().sum()), leaf.numel()) for leaf in drawn.values()]
+    whole = tuple(map(sum, zip(*leaves, strict=True))) or (0.0, 0)
+    for square, count in [*leaves, whole]:
+        if count and not square >= 2 * gammaincinv(count / 2, _SELDOM):  # NaN is refused as well
+            raise PrivacyError(
+                f"the source of noise, a {type(source).__name__}, drew {count} numbers of mean square "
+                f"{square / count:.3g}, and standard Gaussians have 1: the epsilon of this run would not hold; leave "
+                "noise out, and a sound source is taken"
+            )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from dp_accounting.dp_event import DpEvent
@@ -81,6 +83,15 @@ class Phase:
     def _check_schedule(self) -> None:
         if callable(self.noise_schedule) and self.steps > SCHEDULED:
             raise SettingError(f"noise_schedule serves at most {SCHEDULED} steps; got {self.steps}")
+        _ = self._factors, self._fresh
+
+    @cached_property
+    def _factors(self) -> Sequence[float]:
+        """What the noise of each step is multiplied by, or one number for all.
+
+        The schedule is asked once: a function that remembers could tell the accountant other factors than it runs with.
+        """
+        factors = array("d")
         for step in range(self.steps) if callable(self.noise_schedule) else (0,):
             try:
                 factor: object = at(self.noise_schedule, step)
@@ -90,12 +101,18 @@ class Phase:
                 raise SettingError(
                     f"noise_schedule gives positive, finite factors; got {factor!r} at step {step}"
                 )
+            factors.append(factor)
+        return factors
+
+    @cached_property
+    def _fresh(self) -> float | None:
+        """The noise of a second sample, relative to the first one's, if the method draws one; it is asked once, too."""
+        return fresh_noise(self.method)
 
     def noise_at(self, step: int) -> tuple[float, ...]:
         """The noise multipliers of the samples drawn in a step: one, and another if the method draws two."""
-        noise = self.noise_multiplier * at(self.noise_schedule, step)
-        fresh = fresh_noise(self.method)
-        return (noise,) if fresh is None else (noise, noise * fresh)
+        noise = self.noise_multiplier * self._factors[step if callable(self.noise_schedule) else 0]
+        return (noise,) if self._fresh is None else (noise, noise * self._fresh)
 
     def noises(self) -> Counter[float]:
         """How many samples of its steps are answered with which noise multiplier."""
@@ -130,7 +147,7 @@ class Plan:
     draw: Draw = field(default_factory=Poisson)
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.phases, tuple | list) and all(isinstance(p, Phase) for p in self.phases)):
+        if not (isinstance(self.phases, tuple | list) and all(type(p) is Phase for p in self.phases)):
             raise SettingError(f"phases is a tuple of Phase; got a {type(self.phases).__name__}")
         if not self.phases:
             raise SettingError("a plan needs at least one phase: phases=(Phase(...),)")
@@ -144,7 +161,7 @@ class Plan:
             )
         if not (self.ema is None or isinstance(self.ema, EMA)):
             raise SettingError(f"ema is an EMA(decay=...), or None; got {self.ema!r}")
-        if not isinstance(self.draw, Poisson | WithoutReplacement):
+        if type(self.draw) not in (Poisson, WithoutReplacement):  # nor a subclass, which may draw otherwise
             raise SettingError(f"draw is Poisson() or WithoutReplacement(); got {self.draw!r}")
         self.draw.check(self.rate, self.size)
         for phase, following in zip(self.phases, self.phases[1:], strict=False):

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 from saltflat.core.plan import Plan
 from saltflat.core.sampling import is_secret
 from saltflat.core.step import Safeguards
-from saltflat.errors import PrivacyError
+from saltflat.errors import PrivacyError, SettingError
 from saltflat.privacy.record.costs import ADJACENCIES, Cost
 
 
@@ -47,6 +47,10 @@ def check_record(plan: Plan, unit: str, safeguards: Safeguards) -> None:
     Compared are noise and sampling (private, or stamped as not), the unit and the adjacency. If results decide when
     the noise changes, this is put on record too. A meter that is no ledger's run, such as a filter, says none of it.
     """
+    if type(plan) is not Plan:
+        raise SettingError(
+            f"a plan is a Plan; got a {type(plan).__name__}: a class of its own could cost something else than it runs"
+        )
     run = safeguards.meter
     if not isinstance(run, Account):
         return

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
-from saltflat.errors import DataError, SettingError
+from saltflat.errors import DataError, PrivacyError, SettingError
+from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_positive, is_whole
 
 Indices = NDArray[np.int64]
@@ -224,7 +225,7 @@ def poisson(count: int, rate: float, source: Sampler) -> Indices:
         raise SettingError(f"the sampling rate must lie in (0, 1]; got {rate!r}")
     if rate < _FEW:
         return _scattered(count, rate, source)
-    return np.flatnonzero(source.random(count) < rate)
+    return np.flatnonzero(_uniforms(count, source) < rate)
 
 
 def _scattered(count: int, rate: float, source: Sampler) -> Indices:
@@ -280,7 +281,25 @@ def _below(bound: int, count: int, source: Sampler) -> Indices:
 
 def _words(count: int, source: Sampler) -> Indices:
     """Whole numbers of 53 bits: all that a source gives."""
-    return (source.random(count) * _WORD).astype(np.int64)
+    return (_uniforms(count, source) * _WORD).astype(np.int64)
+
+
+def _uniforms(count: int, source: Sampler) -> NDArray[np.float64]:
+    """Numbers on [0, 1); those of a source of one's own that says it is secret are looked at, as `check_drawn` does.
+
+    A sum of n of them is n / 2 with deviation sqrt(n / 12), and beyond 7.2 of these less than once in 1e12 draws
+    (for a few numbers never: the law of a sum of uniforms has no tails).
+    """
+    drawn = source.random(count)
+    if is_secret(source) and type(source) is not SecureSampling and count:
+        away = abs(float(np.sum(drawn)) - count / 2) / math.sqrt(count / 12)
+        if not (away <= 7.2 and np.min(drawn) >= 0 and np.max(drawn) < 1 and len(drawn) == count):
+            raise PrivacyError(
+                f"the source of draws, a {type(source).__name__}, gave {count} numbers of mean {np.mean(drawn):.3g}, "
+                "and uniform ones on [0, 1) have 0.5: units would join a step at another rate than is accounted for; "
+                "leave sampling out, and a sound source is taken"
+            )
+    return drawn
 
 
 def without_replacement(count: int, batch: int, source: Sampler) -> Indices:
@@ -293,7 +312,7 @@ def without_replacement(count: int, batch: int, source: Sampler) -> Indices:
         raise SettingError(
             f"from 1 to {count} of {count} units can be drawn without replacement; got {batch!r}"
         )
-    return np.sort(np.argsort(source.random(count), kind="stable")[:batch])
+    return np.sort(np.argsort(_uniforms(count, source), kind="stable")[:batch])
 
 
 def labels(count: int, groups: int | None, source: Sampler) -> Indices:
@@ -301,7 +320,7 @@ def labels(count: int, groups: int | None, source: Sampler) -> Indices:
 
     A unit's place among the data or in the batch would not do: whoever leaves moves all that come after.
     """
-    return (source.random(count) * (groups or 2**53)).astype(np.int64)
+    return (_uniforms(count, source) * (groups or 2**53)).astype(np.int64)
 
 
 def physical(indices: Indices, most: int) -> Iterator[Indices]:

@@ -25,7 +25,7 @@ from saltflat.core.shards import own_source
 from saltflat.core.spot import Spot, check_answer, check_moved
 from saltflat.errors import ModelError, PrivacyError, SaltflatError, SettingError
 from saltflat.gradients.width import full_float32
-from saltflat.privacy.noise import SecureNoise, SecureSampling
+from saltflat.privacy.noise import VOUCHED, SecureNoise, SecureSampling
 from saltflat.privacy.record.costs import Cost, words
 from saltflat.tree import Tree, copied, has_shards, own_parts
 
@@ -76,6 +76,17 @@ class Safeguards:
     def secret(self) -> bool:
         """Whether nobody can repeat the noise, nor who was drawn."""
         return self.noise.private and is_secret(self.sampling)
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """What cannot be told of sources that are not saltflat's own, in words for the statement."""
+        ours = {"noise": VOUCHED, "sampling": (SecureSampling,)}
+        given = {name: type(getattr(self, name)) for name in ours}
+        return tuple(
+            f"whether nobody can repeat what the source of {name}, a {kind.__name__}, draws"
+            for name, kind in given.items()
+            if kind not in ours[name]
+        )
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,7 @@ def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
         counted=ready.counted,
         public=tuple(each.described for each in ready.plan.public),
         features=ready.features,
+        unknown=safeguards.unknown if safeguards.secret else (),
     )
 
 

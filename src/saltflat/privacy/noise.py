@@ -162,6 +162,9 @@ class DiscreteNoise:
         return {name: x.view(leaf.shape).to(leaf) for (name, leaf), x in zip(like.items(), flat, strict=True)}
 
 
+VOUCHED = (SecureNoise, DiscreteNoise)  # classes, and no subclass, whose draws need no look
+
+
 @dataclass(frozen=True)
 class SecureSampling:
     """Uniform numbers that nobody can repeat, to draw units by: AES-256 in counter mode, under a new key at every call.

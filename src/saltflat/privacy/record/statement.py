@@ -49,7 +49,7 @@ class Declared:
     who knows the seed. ``reproduce=True`` permits a delta above 1 / size, to repeat a published setting. ``counted``
     says that ``size`` was read from the data, and so is public only if that number is. ``public`` says in words which
     public examples were used, which nothing protects; ``features`` how the fixed maps before the model were made,
-    without private data.
+    without private data; ``unknown`` what cannot be told of sources of noise or draws that are not saltflat's own.
 
     >>> Declared(delta=1e-5, size=60_000).unit
     'example'
@@ -65,6 +65,7 @@ class Declared:
     counted: bool = False
     public: tuple[str, ...] = ()
     features: str = ""
+    unknown: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         checked_delta(self.delta)
@@ -221,7 +222,7 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
         selection=describe_selection(event) or declared.selection,
         released=declared.released,
-        not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ())),
+        not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ()), *declared.unknown),
         warnings=warnings,
         stamp=SEEDED if declared.seeded else "",
         public=declared.public,
