@@ -205,11 +205,9 @@ class Taps:
         """(out, units, in) of ``values``, a view, beside (out, directions, in), kernel element by kernel element."""
         (high, wide), s = self.values.shape[:2], self.phases
         split = directions.unflatten(4, (wide, s)).unflatten(3, (high, s)).permute(3, 5, 1, 0, 2, 4, 6)
-        split = split.flatten(
-            4
-        ).contiguous()  # (high, wide, out, directions, in s s), as `_kernels` undoes it
+        split = split.flatten(4)  # (high, wide, out, directions, in s s), as `_kernels` undoes it
         for i, j in product(range(high), range(wide)):
-            yield self.values[i, j].transpose(0, 1), split[i, j]
+            yield self.values[i, j].transpose(0, 1), split[i, j].contiguous()
 
     def _kernels(self, values: Tensor) -> Tensor:
         """(high, wide, units, out, in s s) -> (units, out, in, high s, wide s)."""
