@@ -272,7 +272,7 @@ class Carried:
         """The gradients, with all that waits subtracted."""
         part = replace(self._scaled(), name=self._name)
         if self._along:
-            # Where factors or a result do not lie in order, a batched product goes matrix by matrix, 16 times as slow.
+            # Where factors or a result do not lie in order, a batched product is taken matrix by matrix.
             numbers = torch.stack([self._flat, *(number for number, _ in self._along)], 2).transpose(0, 1)
             numbers = numbers.contiguous()  # (channels, units, directions)
             directions = [direction for _, direction in self._along]
