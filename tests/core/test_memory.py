@@ -8,14 +8,20 @@ import platform
 import subprocess
 import sys
 import weakref
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from steps import CRITERION, examples, network
 from torch import nn
 
 from saltflat import models, per_example, supervised
+from saltflat.clipping import Chunk
+from saltflat.core.contribution import PerExample, Private, chunks_of
+from saltflat.core.mechanism import clipped_sum
 from saltflat.core.train import trainable
+from saltflat.data import TensorUnits
 
 STEPS = """
 import resource, statistics, sys, torch
@@ -110,3 +116,20 @@ def test_a_step_leaves_nothing_behind_in_cycles(kind: str) -> None:
         assert [ref for ref in watched if ref() is not None] == []
     finally:
         gc.enable()
+
+
+def test_a_physical_batch_is_gone_before_the_next_one_is_computed() -> None:
+    own, units = per_example(network(), supervised(CRITERION)), TensorUnits(examples(6))
+    point, seen = trainable(own.model), []
+
+    class Watched(PerExample):
+        def __call__(self, *asked: Any) -> Chunk:
+            assert [kept() for kept in seen] == [None] * len(seen)
+            chunk = super().__call__(*asked)
+            seen.append(weakref.ref(chunk))
+            return chunk
+
+    watched = Watched(own.model, own.loss)
+    sample = chunks_of(Private(watched, units, 6), np.arange(6), most=2)
+    clipped_sum(sample([point], [1.0]), 1.0, point)
+    assert len(seen) == 3

@@ -21,7 +21,7 @@ from saltflat.errors import ModelError
 from saltflat.gradients import bare, parts
 from saltflat.gradients import chunk as chunks
 from saltflat.gradients.chunk import Kept, book_keeping
-from saltflat.gradients.conv import Patches, Taps
+from saltflat.gradients.conv import Patches, Summed
 
 
 def kept(model: nn.Module, points: list[Tree], x: Tensor, y: Tensor, views: int = 1) -> Kept:
@@ -149,7 +149,7 @@ def test_a_point_is_gone_before_the_next_one_is_made() -> None:
 
 @pytest.mark.parametrize(
     ("side", "points", "form"),
-    [(4, 1, Patches), (4, 2, Taps), (4, 3, Taps), (2, 1, Patches), (2, 3, Patches)],
+    [(4, 1, Patches), (4, 2, Summed), (4, 3, Summed), (2, 1, Patches), (2, 3, Patches)],
 )
 def test_a_convolution_is_kept_as_is_cheapest_at_all_points_together(
     side: int, points: int, form: type
@@ -161,6 +161,21 @@ def test_a_convolution_is_kept_as_is_cheapest_at_all_points_together(
     chunk = kept(model, asked, x, y)
     assert [type(part) for part in chunk.parts if part.names == ("0.weight",)] == [form]
     assert worst_error(chunk, loop(model, asked, x, y), point) < 1e-9
+
+
+@pytest.mark.parametrize("views", [1, 2])
+@pytest.mark.parametrize("kind", [nn.Conv2d, Standard])
+@pytest.mark.parametrize(("kernel", "how"), [(3, {"padding": 1}), (2, {"stride": 2}), (3, {"padding": 3})])
+def test_products_of_several_points_are_added_up_as_they_are_made(
+    kernel: int, how: dict[str, int], kind: type[nn.Conv2d], views: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(8, 8, kernel, **how), nn.Tanh(), nn.Flatten(), nn.LazyLinear(CLASSES)).double()
+    x, y = torch.randn(6, 8, 8, 8, dtype=torch.float64), torch.arange(6) % CLASSES
+    model(x)
+    point = trained(model)
+    asked = [{n: p + 0.05 * torch.randn_like(p) for n, p in point.items()} for _ in range(11)]
+    assert worst_error(kept(model, asked, x, y, views), loop(model, asked, x, y, views), point) < 1e-9
 
 
 @pytest.mark.parametrize("name", FAMILIES)

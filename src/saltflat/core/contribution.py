@@ -317,7 +317,10 @@ class PerExample:
             use = partial(self.losses_at, batch=batch), point, 1.0
             rows = rows_in(batch)
             found = kept([use], rows=rows, views=rows // groups, points=1, constants=self._constants())
-        stacks = {name: stack for part in found.parts for name, stack in part.dense().items()}
+        parts, stacks = list(reversed(found.parts)), Tree()
+        del found
+        while parts:  # each is let go of when its gradients are there
+            stacks.update(parts.pop().dense())
         none = lambda leaf: torch.zeros(groups, *leaf.shape, dtype=leaf.dtype, device=leaf.device)
         return {name: stacks[name] if name in stacks else none(leaf) for name, leaf in point.items()}
 
@@ -553,10 +556,17 @@ class chunks_of:
     def __call__(self, points: Sequence[Tree], weights: Sequence[float]) -> Iterator[Chunk]:
         sharded, whole = has_shards(points[0]), self._at_once(points)
         for batch in whole._in_step() if sharded else whole._batches():
-            # Where every point waits its turn, so does its copy; sharded ones are known by where they lie.
-            own = [copied(point) for point in points] if sharded else Copies(points)
-            chunk = self.private.contribution(own, weights, batch)
-            yield Dealt(chunk, own[0]) if sharded else chunk  # type: ignore[arg-type]
+            yield self._chunk(
+                points, weights, batch, sharded=sharded
+            )  # no name holds it while the next is made
+
+    def _chunk(
+        self, points: Sequence[Tree], weights: Sequence[float], batch: Batch, *, sharded: bool
+    ) -> Chunk:
+        # Where every point waits its turn, so does its copy; sharded ones are known by where they lie.
+        own = [copied(point) for point in points] if sharded else Copies(points)
+        chunk = self.private.contribution(own, weights, batch)
+        return Dealt(chunk, own[0]) if sharded else chunk  # type: ignore[arg-type]
 
     def _at_once(self, points: Sequence[Tree]) -> chunks_of:
         """The same, with smaller physical batches if the contribution wants such at these points."""

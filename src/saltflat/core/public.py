@@ -19,9 +19,9 @@ from saltflat.tree import Tree, add, called, has_shards, map_tree, mul, size, ze
 
 CHUNK = 256  # examples in memory at once, where all are asked about
 TOGETHER = (
-    64  # rows of minibatches that share a pass: alone, ones that small take longer to start than to run
+    128  # rows of minibatches that share a pass: alone, such small ones take longer to start than to run
 )
-HELD = 1 << 22  # numbers of the gradients that such a pass holds at once
+HELD = 1 << 24  # numbers of the gradients that such a pass holds at once
 DEEP, MANY = 6, 64  # how far what holds units is looked into, and lists that are no list of examples
 
 
@@ -149,11 +149,16 @@ class Public:
             yield {name: stack[place] for name, stack in stacks.items()}
 
     def _check_finite(self, tree: Tree) -> None:
-        if not all(bool(leaf.isfinite().all()) for leaf in tree.values()):
+        if not all(_is_finite(leaf) for leaf in tree.values()):
             raise DataError(
                 f"the gradient of {self.named} is not finite: they hold a NaN or an infinity, or training diverged; "
                 "look at them, or lower the learning rate"
             )
+
+
+def _is_finite(leaf: Tensor) -> bool:
+    """Whether all numbers are; a finite sum says so in one pass, and only an infinite one may be of finite numbers."""
+    return bool(leaf.sum().isfinite()) or bool(leaf.isfinite().all())
 
 
 def check_apart(used: Sequence[object], units: Units) -> None:

@@ -207,13 +207,96 @@ class Taps:
         split = directions.unflatten(4, (wide, s)).unflatten(3, (high, s)).permute(3, 5, 1, 0, 2, 4, 6)
         split = split.flatten(4)  # (high, wide, out, directions, in s s), as `_kernels` undoes it
         for i, j in product(range(high), range(wide)):
-            yield self.values[i, j].transpose(0, 1), split[i, j]
+            yield self.values[i, j].transpose(0, 1), split[i, j].contiguous()
 
     def _kernels(self, values: Tensor) -> Tensor:
         """(high, wide, units, out, in s s) -> (units, out, in, high s, wide s)."""
         s = self.phases
         split = values.unflatten(4, (-1, s, s)).permute(2, 3, 4, 0, 5, 1, 6)
         return split.flatten(5, 6).flatten(3, 4)
+
+
+class Summed:
+    """Gradients by kernel element at one of several points, of which the products are made as they are added up.
+
+        G_i = sum_k scale_k y'_ik x_ik^T
+
+    The first point's are `Taps`; every other's are added to these inside the product. Made first and added then, they
+    would be written and read once more, for all units. ``scale``: a number for each output channel.
+
+    *Guarantee*: norms and sums are those of the very numbers that are kept; a unit meets its own factors alone.
+    """
+
+    own = True
+
+    def __init__(
+        self,
+        name: str,
+        factors: tuple[Tensor, Tensor],
+        geometry: Geometry,
+        *,
+        images: int,
+        phases: int,
+        scale: Tensor | None,
+    ) -> None:
+        self.name, self._scale = name, scale
+        self._geometry, self._images, self._phases = geometry, images, phases
+        self.kind: Hashable = Summed, geometry, images, phases, factors[0].shape
+        self._factors: tuple[Tensor, Tensor] | None = factors  # until they are multiplied
+        self._taps: Taps | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.name,)
+
+    def start(self) -> None:
+        """Be the one that other points are added to."""
+        self.taps()
+
+    def take(self, other: Summed) -> None:
+        """Add the gradients of another point, which are multiplied here if they were not yet."""
+        taps, factors = self.taps(), other._factors
+        if factors is None or self._images > 1:
+            taps.take(other.taps())
+        else:
+            shifted_gradients(factors[0], _scaled(factors[1], other._scale), self._geometry, taps.values)
+
+    def taps(self) -> Taps:
+        """The gradients, multiplied."""
+        if self._factors is not None:
+            (x, grad), self._factors = self._factors, None
+            values = shifted_gradients(x, _scaled(grad, self._scale), self._geometry)
+            self._taps = Taps(self.name, _by_unit(values, self._images), self._phases)
+        assert self._taps is not None
+        return self._taps
+
+    def beside(self, *others: Summed) -> Taps:
+        return self.taps().beside(*(other.taps() for other in others))
+
+    def square(self) -> Tensor:
+        return self.taps().square()
+
+    def dot(self, direction: Tree) -> Tensor:
+        return self.taps().dot(direction)
+
+    def weighted(self, weights: Tensor) -> Tree:
+        return self.taps().weighted(weights)
+
+    def dense(self) -> Tree:
+        return self.taps().dense()
+
+    def erased(self, dead: Tensor) -> Taps:
+        return self.taps().erased(dead)
+
+
+def _scaled(grad: Tensor, scale: Tensor | None) -> Tensor:
+    """The gradient at an output, (rows, out, height, width), times a number for each channel."""
+    return grad if scale is None else grad * scale.view(-1, 1, 1)
+
+
+def _by_unit(values: Tensor, images: int) -> Tensor:
+    """(high, wide, rows, out, in), summed over each unit's images."""
+    return values.unflatten(2, (-1, images)).sum(3) if images > 1 else values
 
 
 def patch_gram(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
@@ -244,16 +327,25 @@ def _overlap(shift: int, length: int, output: int) -> tuple[slice, slice]:
 MANY = 8  # input channels from which on a product per kernel element is faster than unfolding
 
 
-def dense_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int) -> Dense | Taps:
-    """The gradients themselves; ``images`` rows to a unit."""
+def dense_part(
+    name: str,
+    x: Tensor,
+    grad: Tensor,
+    geometry: Geometry,
+    images: int,
+    points: int = 1,
+    scale: Tensor | None = None,
+) -> Dense | Taps | Summed:
+    """The gradients themselves; ``images`` rows to a unit. At several ``points`` they may be `Summed`."""
     x, grad = precise(x), precise(grad)
     if not geometry.is_plain:
         values = grouped_gradients(x, grad, geometry)
         return Dense(name, values.unflatten(0, (-1, images)).sum(1) if images > 1 else values)
     x, unstrided, phases = with_unit_stride(x, geometry, grad.shape[2:])
     if unstrided.has_unit_stride and x.shape[1] >= MANY:
-        values = shifted_gradients(x, grad, unstrided)
-        return Taps(name, values.unflatten(2, (-1, images)).sum(3) if images > 1 else values, phases)
+        if points > 1:
+            return Summed(name, (x, grad), unstrided, images=images, phases=phases, scale=scale)
+        return Taps(name, _by_unit(shifted_gradients(x, grad, unstrided), images), phases)
     values = (grad.flatten(2) @ windows(x, unstrided, grad.shape[2:]).mT).view(-1, *geometry.shape)
     return Dense(name, values.unflatten(0, (-1, images)).sum(1) if images > 1 else values)
 
@@ -300,8 +392,8 @@ def windows(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
 WORKING_SET = 8_000_000  # bytes of padded images that are worked on at once: they stay in the cache
 
 
-def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
-    """(kernel height, kernel width, rows, out, in), one batched product per kernel element.
+def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry, total: Tensor | None = None) -> Tensor:
+    """(kernel height, kernel width, rows, out, in), one batched product per kernel element; added to ``total``.
 
     In a padded image with rows of length w, the pixel under kernel element (i, j) of output position t
     lies i w + j further on. The output's gradient gets the same row length, with zeros at the end.
@@ -313,7 +405,7 @@ def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
     few = max(1, WORKING_SET // (x.element_size() * width * (inputs * padded_height + outputs * output[0])))
     images = x.new_zeros(min(few, rows), inputs, padded_height, width)
     grads = x.new_zeros(min(few, rows), outputs, output[0], width)
-    values = x.new_empty(*geometry.shape[2:], rows, outputs, inputs)
+    values = x.new_empty(*geometry.shape[2:], rows, outputs, inputs) if total is None else total
     for start in range(0, rows, few):
         some = slice(start, min(start + few, rows))
         count = some.stop - start
@@ -322,20 +414,27 @@ def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry) -> Tensor:
         flat, shifted = grads[:count].flatten(2)[..., :length], images[:count].flatten(2)
         for i, j in product(*map(range, geometry.shape[2:])):
             at = i * down * width + j * right
-            torch.bmm(flat, shifted[..., at : at + length].mT, out=values[i, j, some])
+            under, here = shifted[..., at : at + length].mT, values[i, j, some]
+            torch.bmm(flat, under, out=here) if total is None else here.baddbmm_(flat, under)
     return values
 
 
 def conv_parts(
-    tape: Tape, x: Tensor, grad: Tensor, geometry: Geometry, w: Weight | None, b: Weight | None
+    tape: Tape,
+    x: Tensor,
+    grad: Tensor,
+    geometry: Geometry,
+    w: Weight | None,
+    b: Weight | None,
+    scale: Tensor | None = None,
 ) -> list[Part]:
-    """The parts of a convolution from its input and the gradient at its output."""
+    """The parts of a convolution from its input and the gradient at its output; ``scale`` as in `Summed`."""
     parts: list[Part] = []
     if w is not None:
         images = len(x) // (
             tape.rows // tape.views
         )  # of a unit: its views, and pictures folded into the rows
-        parts.append(weight_part(w.name, x, grad, geometry, images, tape.points))
+        parts.append(weight_part(w.name, x, grad, geometry, images, tape.points, scale))
     if b is not None:
         total = precise(grad).flatten(2).sum(2)
         rows = total if len(total) == tape.rows else total.view(tape.rows, -1, total.shape[1]).sum(1)
@@ -343,7 +442,15 @@ def conv_parts(
     return parts
 
 
-def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: int, points: int = 1) -> Part:
+def weight_part(
+    name: str,
+    x: Tensor,
+    grad: Tensor,
+    geometry: Geometry,
+    images: int,
+    points: int = 1,
+    scale: Tensor | None = None,
+) -> Part:
     """Factors or gradients, whichever is cheaper when a unit has ``images`` images at each of ``points`` points.
 
     Gradients at several points add up, while the Gram matrix of factors laid side by side grows with their square.
@@ -354,7 +461,7 @@ def weight_part(name: str, x: Tensor, grad: Tensor, geometry: Geometry, images: 
     if geometry.is_plain and factors_are_cheaper(positions, gram_width, math.prod(geometry.shape)):
         by_unit = lambda t: t.reshape(-1, images, *t.shape[1:])
         return Patches(name, by_unit(x), by_unit(grad), geometry)
-    return dense_part(name, x, grad, geometry, images)
+    return dense_part(name, x, grad, geometry, images, points, scale)
 
 
 @rule(torch.conv1d, torch.conv2d, torch.conv3d)
@@ -404,7 +511,7 @@ def _watched(
         seen = w.how.observe(x, grad, geometry, (output if output._version == version else None, bias))
         if tape.points == 1 or not geometry.is_plain:
             return conv_parts(tape, x, grad, geometry, w, b)
-        into, *others = conv_parts(tape, x, grad, geometry, w, b)
+        into, *others = conv_parts(tape, x, grad, geometry, w, b, w.how.slope)
         return [*seen.carried(into), *others]  # to be added to other points', which have other weights
 
     watched = tape.watch(y, keep)

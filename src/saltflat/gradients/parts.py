@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -54,17 +54,22 @@ class Part(Protocol):
         ...
 
 
-@runtime_checkable
-class Adding(Protocol):
+class Adding(Part, Protocol):
     """A part that others of its kind can be added to where it lies, with no more room.
 
     ``own``: whether nobody else holds its memory. A gradient that came as it is may be another part's factor.
+    One that may not hold gradients yet also has ``start``, and is told there that others will be added to it.
     """
 
     @property
     def own(self) -> bool: ...
 
     def take(self, other: Any) -> None: ...
+
+
+def is_adding(part: Any) -> TypeGuard[Adding]:
+    """By one method: it is asked of every part of every pass, and a look at the whole protocol takes longer."""
+    return hasattr(part, "take")
 
 
 def blank(values: Tensor, dead: Tensor) -> Tensor:
@@ -514,7 +519,9 @@ class Gathered:
         parts = self._parts.setdefault(part.kind, [])
         if self._points > 1 and isinstance(part, Outer) and self._laid(part):
             return
-        if not (parts and isinstance(part, Adding)):
+        if not (parts and is_adding(part)):
+            if hasattr(part, "start"):
+                part.start()
             parts.append(part)
         elif part.own or part.kind in self._own:
             parts[0].take(part)  # type: ignore[attr-defined]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from saltflat.gradients.conv import Geometry, Patches, Taps
+from saltflat.gradients.conv import Geometry, Patches, Summed, Taps
 from saltflat.gradients.parts import Dense, Part, precise, slack
 from saltflat.gradients.tape import DERIVATIONS, Tape, rule
 from saltflat.tree import Tree
@@ -88,7 +88,7 @@ class Standardisation:
         self.sums, self.along, self.observed = self.sums + sums, self.along + along, self.observed + 1
         return replace(self, sums=sums, along=along)
 
-    def carried(self, part: Dense | Patches | Taps) -> list[Part]:
+    def carried(self, part: Dense | Patches | Summed | Taps) -> list[Part]:
         """The gradients of the uses seen here, at W and at gain: parts to which those of other points can be added."""
         parts: list[Part] = []
         if self.weight is not None:
@@ -182,7 +182,7 @@ class Standardised:
 
 
 PUT_OFF = (
-    4  # points for which one product subtracts what is along u: it reads and writes all units' gradients
+    8  # points for which one product subtracts what is along u: it reads and writes all units' gradients
 )
 
 
@@ -199,28 +199,37 @@ class Carried:
 
     own = True
 
-    def __init__(self, part: Dense | Taps, how: Standardisation) -> None:
+    def __init__(self, part: Dense | Summed | Taps, how: Standardisation) -> None:
         along, sums = torch.as_tensor(how.along), torch.as_tensor(how.sums)
-        self._part = replace(part, name=str(how.weight))
-        self._slope: Tensor | None = how.slope  # that its gradients are still to be multiplied by
+        self._part, self._name = part, str(how.weight)
+        # What its gradients are still to be multiplied by: of `Summed` the factors were.
+        self._slope: Tensor | None = None if isinstance(part, Summed) else how.slope
         self._flat = sums * (how.slope / how.unit[0].numel())  # (units, channels)
         self._along = [(torch.where(how.clamped, 0, along) * how.slope, how.unit)]
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self._part.names
+        return (self._name,)
 
     @property
     def kind(self) -> Hashable:
         return Carried, self._part.kind
 
+    def start(self) -> None:
+        """Be the one that other points are added to."""
+        if isinstance(self._part, Summed):
+            self._part.start()
+
     def take(self, other: Carried) -> None:
         """Add the gradients of another point, or of several."""
-        values, more = self._scaled().values, other._part
-        if other._slope is None:
-            values.add_(more.values)
+        if isinstance(self._part, Summed) and isinstance(other._part, Summed):
+            self._part.take(other._part)
         else:
-            values.addcmul_(more.values, more.along_channels(other._slope))
+            values, more = self._scaled().values, other._plain()
+            if other._slope is None:
+                values.add_(more.values)
+            else:
+                values.addcmul_(more.values, more.along_channels(other._slope))
         self._flat = self._flat + other._flat
         self._along += other._along
         if len(self._along) >= PUT_OFF:
@@ -246,21 +255,29 @@ class Carried:
     def erased(self, dead: Tensor) -> Part:
         return self._settled().erased(dead)
 
+    def _plain(self) -> Dense | Taps:
+        """The gradients as they were found or added up."""
+        return self._part.taps() if isinstance(self._part, Summed) else self._part
+
     def _scaled(self) -> Dense | Taps:
         """sum_k s_ko G_iko, in memory that is ours."""
+        part = self._plain()
         if self._slope is not None:
-            values = self._part.values * self._part.along_channels(self._slope)
-            self._part, self._slope = replace(self._part, values=values.contiguous()), None
-        return self._part
+            values = part.values * part.along_channels(self._slope)
+            self._part = part = replace(part, values=values.contiguous())
+            self._slope = None
+        return part
 
     def _settled(self) -> Dense | Taps:
         """The gradients, with all that waits subtracted."""
-        part = self._scaled()
+        part = replace(self._scaled(), name=self._name)
         if self._along:
-            numbers = torch.stack([self._flat, *(number for number, _ in self._along)]).permute(2, 1, 0)
+            # Where factors or a result do not lie in order, a batched product is taken matrix by matrix.
+            numbers = torch.stack([self._flat, *(number for number, _ in self._along)], 2).transpose(0, 1)
+            numbers = numbers.contiguous()  # (channels, units, directions)
             directions = [direction for _, direction in self._along]
             for values, those in part.by_channel(torch.stack([torch.ones_like(directions[0]), *directions])):
-                values.baddbmm_(numbers, those, alpha=-1)
+                values.sub_(torch.bmm(numbers, those))
             self._flat, self._along = torch.zeros_like(self._flat), []
         return part
 
