@@ -245,10 +245,15 @@ def _times(factor: Tensor, weights: Tensor) -> Tensor:
     return factor * weights.to(factor.dtype).view(-1, 1, 1)
 
 
+# Whether a product that is much taller than wide is taken lying down. Where vectors hold 16 numbers that is faster; where
+# they hold 8, products of 5,000 x 1,280 x 96 and 36,743 x 1,280 x 96 took 1.1 to 1.4 times as long that way.
+LAID_DOWN = torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """sum_{i,t} b_it a_it^T."""
     a, b = a.flatten(0, 1), b.flatten(0, 1)
-    if b.shape[1] > 8 * a.shape[1]:  # a tall product is faster lying down
+    if LAID_DOWN and b.shape[1] > 8 * a.shape[1]:
         return (a.mT @ b).mT.contiguous()
     return b.mT @ a
 
