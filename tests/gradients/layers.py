@@ -455,7 +455,22 @@ class Frames(nn.Module):
         return self.out(z.view(*x.shape[:2], -1).mean(1))
 
 
+class Added(nn.Module):
+    """Two maps of one input whose outputs are added: one and the same gradient at both."""
+
+    def __init__(self, *biases: bool, inputs: int = 5) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList(nn.Linear(inputs, 4, bias) for bias in biases)
+        self.out = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(torch.tanh(sum(each(x) for each in self.maps)).mean(1))
+
+
 FAMILIES: dict[str, Family] = {
+    "maps added": Family(lambda: Added(True, True), (3, 5)),
+    "maps added, one bias": Family(lambda: Added(True, False), (3, 5)),
+    "maps added, wide": Family(lambda: Added(True, True, inputs=19), (3, 19)),
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
         lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *head(36)), (4, 3, 5)

@@ -294,10 +294,54 @@ def test_maps_of_one_input_are_asked_at_once() -> None:
         for part in parts.together(kept(model, [trained(model)], x, y).parts)
         if isinstance(part, parts.Siblings)
     ]
-    names = [{each.name for each in part.maps} for part in several]
+    names = [{name for maps in part.maps for name in maps} for part in several if len(part.outputs) > 1]
     assert {"query.weight", "key.weight", "value.weight"} in names
     assert {"narrow.0.weight", "narrow.1.weight"} in names
     assert len(names) == 2
+
+
+def test_maps_of_one_output_and_their_biases_are_asked_at_once() -> None:
+    family = FAMILIES["lstm"]
+    model, (x, y) = build(family), family.data(4)
+    (lstm,) = [
+        part
+        for part in parts.together(kept(model, [trained(model)], x, y).parts)
+        if isinstance(part, parts.Siblings) and len(part.inputs) > 1
+    ]
+    assert {name.rpartition(".")[2] for name in lstm.names} == {
+        *("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    }
+    leaves = list(lstm.weighted(torch.ones(4)).values())
+    assert len({leaf.data_ptr() for leaf in leaves}) == len(leaves)  # none is written into with another
+    assert all(leaf.is_contiguous() for leaf in leaves)
+
+
+def test_two_maps_with_one_gradient_are_two_outputs() -> None:
+    family = FAMILIES["maps added"]
+    model, (x, y) = build(family), family.data(4)
+    (both,) = [
+        part
+        for part in parts.together(kept(model, [trained(model)], x, y).parts)
+        if isinstance(part, parts.Siblings)
+    ]
+    assert len(both.outputs) == 2
+    assert both.outputs[0].data_ptr() == both.outputs[1].data_ptr()
+    assert sorted(both.names) == ["maps.0.bias", "maps.0.weight", "maps.1.bias", "maps.1.weight"]
+
+
+def test_a_dead_unit_is_left_out_of_maps_and_biases() -> None:
+    for name in ("lstm", "maps added", "maps added, wide", "linear positions"):
+        family = FAMILIES[name]
+        model, (x, y) = build(family), family.data(4)
+        point, weights = trained(model), torch.tensor([1.0, 0.0, 0.5, 2.0]).double()
+        whole = kept(model, [point], x, y)
+        expected = whole.weighted_sum(weights)
+        for part in whole.parts:  # what the unit holds does not matter
+            for factor in ("a", "b"):
+                if (values := getattr(part, factor, None)) is not None:
+                    values[1] = float("nan")
+        for leaf, other in zip(whole.weighted_sum(weights).values(), expected.values(), strict=True):
+            torch.testing.assert_close(leaf, other)
 
 
 @pytest.mark.parametrize("positions", [2, 16, 17, 18, 23, 24])

@@ -548,6 +548,18 @@ NUMBERS = (
         (PARTS, "values.dtype, values.data_ptr(), values.shape", "values.dtype, values.shape"),
     ),
     mutant(
+        "biases-of-maps-left-out",
+        "biases at several positions are in the sum and not in the norm",
+        "gradients/test_layer_rules.py::test_rule_equals_loop[3-1-lstm]",
+        (PARTS, "gram(*self.inputs).plus(len(self.biases[0]))", "gram(*self.inputs)"),
+    ),
+    mutant(
+        "one-gradient-counted-once",
+        "two maps of one input with one gradient at their outputs are in the norm as one",
+        "gradients/test_layer_rules.py::test_rule_equals_loop[3-1-maps added]",
+        (PARTS, ", gram(*self.outputs))", ", gram(*{b.data_ptr(): b for b in self.outputs}.values()))"),
+    ),
+    mutant(
         "blocks-counted-once",
         "what a position shares with those of the other half is in the norm once instead of twice",
         "gradients/test_layer_rules.py::test_a_gram_matrix_in_blocks_is_the_whole[17]",

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from saltflat.errors import ModelError
-from saltflat.gradients.parts import Dense, Part, Rows, factors_are_cheaper, outer, precise
+from saltflat.gradients.parts import Bias, Dense, Outer, Part, Rows, factors_are_cheaper, outer, precise
 from saltflat.gradients.tape import DERIVATIONS, RULES, Tape, Weight, rule
 
 
@@ -33,12 +33,18 @@ def linear_parts(tape: Tape, x: Tensor, grad: Tensor, w: Weight | None, b: Weigh
     if w is not None:
         parts.append(outer(w.name, tape.by_unit(x.detach()), tape.by_unit(grad), tape.points))
     if b is not None:
-        parts.append(bias_part(tape, b, grad))
+        parts.append(bias_part(tape, b, grad, *parts))
     return parts
 
 
-def bias_part(tape: Tape, b: Weight, grad: Tensor) -> Part:
-    """The sum over positions of the gradient at the output; (rows, ..., width)."""
+def bias_part(tape: Tape, b: Weight, grad: Tensor, beside: Part | None = None) -> Part:
+    """The sum over positions of the gradient at the output; (rows, ..., width).
+
+    ``beside``: the part of the map that it is the bias of. If that keeps the gradient at the output, the sum can wait,
+    and come out of the map's own products. At several points it is taken: sums have room where all positions have none.
+    """
+    if isinstance(beside, Outer) and beside.a.shape[1] > 1 and tape.points == 1:
+        return Bias(b.name, beside.b)
     if grad.ndim == 2 and len(grad) == tape.rows:  # one position: nothing to sum, nothing to copy
         return tape.stack(b.name, grad)
     return tape.stack(b.name, grad.reshape(tape.rows, -1, grad.shape[-1]).sum(1, dtype=_wide(grad)))

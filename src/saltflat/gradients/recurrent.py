@@ -218,7 +218,7 @@ def _recurrent_parts(
     if w is not None:
         parts.append(outer(w.name, tape.by_unit(hidden), tape.by_unit(grad), tape.points))
     if b is not None:
-        parts.append(bias_part(tape, b, grad))
+        parts.append(bias_part(tape, b, grad, *parts))
     return parts
 
 
