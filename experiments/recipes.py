@@ -73,15 +73,29 @@ def scored(model: torch.nn.Module, params: Tree, examples: Examples) -> float:
     return hits / examples.count
 
 
+_warm: dict[tuple[str, int], Tree] = {}  # the weights after a warm-up, by what it was and its seed
+
+
+def warm_weights(stages: Sequence[Any], known: Known, seed: int, recipe: Recipe) -> Tree:
+    """The weights after the stages before the private phase, which know a data set's form alone: once for each seed."""
+    key = repr((recipe.model, stages, known)), seed
+    if key not in _warm:
+        model = network_of(recipe)
+        for stage in stages:
+            stage.warmed(model, known, seed=seed, watch=lambda done, of: None)
+        _warm[key] = {name: leaf.clone() for name, leaf in model.state_dict().items()}
+    return _warm[key]
+
+
 def run(name: str, changes: Changes, seed: int) -> results.Result:
     """Train a recipe once, and measure the weights that it ends with and the last ones."""
     recipe, model = recipe_of(name, {**changes, "seed": seed})
     started = time.perf_counter()
     split = examples_of(recipe.data, recipe.features)
     ready = time.perf_counter()
-    for stage in recipe.warmup:
+    if recipe.warmup:
         known = Known(split.shape, split.classes, split.train.scale)
-        stage.warmed(model, known, seed=seed, watch=lambda done, of: None)
+        model.load_state_dict(warm_weights(recipe.warmup, known, seed, recipe))
     plan = plan_of(recipe, size_of(recipe))
     last: Tree = {}
 
