@@ -356,6 +356,7 @@ class Overheard:
 
     source: Any
     drawn: list[Tree]
+    private: bool = False  # what is drawn here is nobody's secret
 
     def normal(self, like: Tree) -> Tree:
         fresh = self.source.normal(like)

@@ -902,6 +902,12 @@ NOISE = (
 
 RECORD = (
     mutant(
+        "a-child-unlocks",
+        "a forked child that closes the ledger lets another writer in beside its parent",
+        "privacy/test_ledger.py::test_a_child_that_leaves_does_not_unlock_the_ledger",
+        (LEDGER, "        ledger._forget()", "        ledger._drop()"),
+    ),
+    mutant(
         "a-sampler-that-can-be-repeated",
         "a seeded generator of numpy counts as private",
         HOSTILE + "test_a_sampler_that_can_be_repeated_is_not_private[3]",

@@ -360,6 +360,22 @@ def test_a_forked_child_cannot_spend_and_does_not_hold_the_lock(tmp_path: Path) 
     assert charged(ledger.path) == 1
 
 
+def test_a_ledger_that_is_closed_is_unlocked_whoever_still_has_it_open(tmp_path: Path) -> None:
+    """As a child does that was forked a moment ago, and did not get to close its copy."""
+    ledger = open_ledger(tmp_path / "a.ledger")
+    copied = os.dup(ledger._descriptor)
+    ledger.close()
+    open_ledger(tmp_path / "a.ledger").close()
+    os.close(copied)
+
+
+def test_a_child_that_leaves_does_not_unlock_the_ledger(tmp_path: Path) -> None:
+    with open_ledger(tmp_path / "a.ledger") as ledger:
+        assert in_a_child(ledger.close) == 0
+        with pytest.raises(LedgerError, match="another writer"):
+            open_ledger(tmp_path / "a.ledger")
+
+
 def test_a_closed_ledger_allows_no_step(tmp_path: Path) -> None:
     with open_ledger(tmp_path / "a.ledger") as ledger:
         run = ledger.run("one")

@@ -299,6 +299,13 @@ class Ledger(Single):
         return self._descriptor
 
     def _drop(self) -> None:
+        """Unlock, whoever else has the file open: a child that was forked just now may not have closed it yet."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Close the file, and leave the lock to whoever shares it."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -540,7 +547,7 @@ def _leave_to_parent() -> None:
     """A forked child neither writes nor holds the lock: its copy would not know the parent's steps."""
     for ledger in list(_OPEN):
         ledger._lock = RLock()
-        ledger._drop()
+        ledger._forget()
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
