@@ -131,7 +131,7 @@ def test_noise_that_leaves_coordinates_out_is_still_found() -> None:
             return {name: leaf * 0 for name, leaf in super().normal(like).items()}
 
     coins = plan(phase(steps=2, method=Masked(DPSGD(), by=Coin())))
-    with pytest.raises(Exception, match="drew .* numbers of mean square 0"):
+    with pytest.raises(Exception, match=r"drew .* numbers of mean square 0"):
         train(
             coins,
             per_example(network(), supervised(CRITERION)),
