@@ -169,12 +169,7 @@ def searched(found: Sequence[results.Result]) -> str:
 
 def studied(found: Sequence[results.Result], ground: Ground) -> str:
     """Each method on one ground: its tries on MNIST, and what was chosen on Fashion-MNIST."""
-    tries = known_methods(ground, found)
-    wanted = {method: best(ground, own, found) for method, own in tries.items()}
-    there = {
-        method: [] if own is None else _of(found, COMPARED, {**ground.common, **own})
-        for method, own in wanted.items()
-    }
+    tries, there = known_methods(ground, found), compared(found, ground)
     deviation = pooled(list(there.values()))
     table: list[tuple[Any, ...]] = [
         ("method", "MNIST, three tries", "Fashion-MNIST", "runs", "against DP-SGD, in standard errors")
@@ -191,6 +186,36 @@ def studied(found: Sequence[results.Result], ground: Ground) -> str:
                 "" if method == "DP-SGD" or not runs else against(runs, there["DP-SGD"], deviation),
             )
         )
+    return rows(*table)
+
+
+def compared(found: Sequence[results.Result], ground: Ground) -> dict[str, list[float]]:
+    """The accuracies of every method's best try, on Fashion-MNIST."""
+    wanted = {method: best(ground, own, found) for method, own in known_methods(ground, found).items()}
+    return {
+        method: [] if own is None else _of(found, COMPARED, {**ground.common, **own})
+        for method, own in wanted.items()
+    }
+
+
+def over_all(found: Sequence[results.Result]) -> str:
+    """Each method against DP-SGD over all networks: the mean of the differences, and its standard error.
+
+    d = (1/G) sum_g d_g,  s^2 = (1/G^2) sum_g s_g^2, with d_g and s_g those of one network.
+    """
+    differences: dict[str, list[tuple[float, float]]] = {}
+    for ground in GROUNDS:
+        there = compared(found, ground)
+        deviation = pooled(list(there.values()))
+        for method, runs in there.items():
+            if method != "DP-SGD" and runs and there["DP-SGD"]:
+                differences.setdefault(method, []).append(apart(runs, there["DP-SGD"], deviation))
+    table: list[tuple[Any, ...]] = [("method", "networks", "against DP-SGD, points", "in standard errors")]
+    for method, own in differences.items():
+        if len(own) > 1:
+            mean = statistics.mean(difference for difference, _ in own)
+            error = math.hypot(*(each for _, each in own)) / len(own)
+            table.append((method, len(own), f"{100 * mean:+.2f} ± {100 * error:.2f}", f"{mean / error:+.1f}"))
     return rows(*table)
 
 
@@ -226,10 +251,15 @@ def pooled(groups: Sequence[Sequence[float]]) -> float:
 
 def against(values: Sequence[float], plain: Sequence[float], deviation: float) -> str:
     """The difference of two means, and how many of its standard errors that is."""
-    difference = statistics.mean(values) - statistics.mean(plain)
-    error = deviation * math.sqrt(1 / len(values) + 1 / len(plain))
+    difference, error = apart(values, plain, deviation)
     said = f"{100 * difference:+.2f}"
     return f"{said} ({difference / error:+.1f})" if error else said
+
+
+def apart(values: Sequence[float], plain: Sequence[float], deviation: float) -> tuple[float, float]:
+    """The difference of two means, and its standard error."""
+    error = deviation * math.sqrt(1 / len(values) + 1 / len(plain))
+    return statistics.mean(values) - statistics.mean(plain), error
 
 
 HEAD = """# Results of the recipes called best-...
@@ -255,6 +285,12 @@ chose. A run's deviation, for the standard error of a difference, is that of all
 GROUND = """### {title}
 
 {steps} steps with batches of {batch}.
+"""
+
+
+ALL = """### All networks together
+
+The mean over networks of the differences above; networks are independent runs, and share their two data sets.
 """
 
 
@@ -312,7 +348,7 @@ def page() -> str:
         results.read(HERE / f"{name}.jsonl") for name in ("recipes", "recipes_study", "recipes_search")
     )
     parts = [HEAD, "## The recipes\n", measured(done) + "\n", of_papers_network(done)]
-    parts += [STUDY, grounds(study)] if study else []
+    parts += [STUDY, grounds(study), ALL, over_all(study) + "\n"] if study else []
     parts += [(HERE / "recipes_notes.md").read_text(encoding="utf-8")]
     own = results.read(HERE / "own_images.jsonl")
     parts += [OWN, owned(own) + "\n"] if own else []

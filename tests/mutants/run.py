@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -70,26 +70,59 @@ def copied(mutant: Mutant | None) -> Iterator[Path]:
     """A copy of the sources, with the bug."""
     with tempfile.TemporaryDirectory(prefix="saltflat-mutant-") as folder:
         source = Path(folder, "src")
-        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("*.egg-info"))  # compiled files, too
         for file, text in seeded_text(mutant).items() if mutant else ():
             (source / "saltflat" / file).write_text(text)
         yield source
 
 
-def pytest(tests: Sequence[str], source: Path) -> subprocess.CompletedProcess[str]:
+# What tests import beside saltflat: a server has it, and every test's process is a fork of that server.
+PRELOADED = [
+    "torch",
+    "torch.func",
+    "numpy",
+    "scipy.stats",
+    "sklearn",
+    "dp_accounting",
+    "hypothesis",
+    "pytest",
+    "xdist",
+]
+FORKS = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a test's process ended, and what it wrote."""
+
+    returncode: int
+    stdout: str
+
+
+def pytest(tests: Sequence[str], source: Path) -> Ended:
     """These tests, against these sources."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--tb=line",
-        *(["-x"] if tests == GENERATED else []),
-        *tests,
-    ]
-    around = {**os.environ, "PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    around |= {"FIRST_FOUND": "1"} if tests == GENERATED else {}  # a small example is not asked for
-    return subprocess.run(command, cwd=ROOT, env=around, capture_output=True, text=True, check=False)
+    told = source.parent / "told"
+    process = FORKS.Process(target=_in_fork, args=(list(tests), str(source), str(told)))
+    process.start()
+    process.join()
+    code = process.exitcode
+    assert code is not None
+    return Ended(code, told.read_text(errors="replace") if told.exists() else "")
+
+
+def _in_fork(tests: list[str], source: str, told: str) -> None:
+    """Run the tests in this process, which has imported nothing of saltflat yet, and leave with pytest's exit code."""
+    os.chdir(ROOT)
+    os.environ["PYTHONPATH"] = source  # for processes that tests start
+    sys.path.insert(0, source)
+    if tests == GENERATED:
+        os.environ["FIRST_FOUND"] = "1"  # a small example is not asked for
+    file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    import pytest as runner
+
+    sys.exit(int(runner.main(["-q", "--tb=line", *(["-x"] if tests == GENERATED else []), *tests])))
 
 
 def judged(name: str, tests: Sequence[str], mutant: Mutant | None) -> Result:
@@ -104,7 +137,7 @@ def judged(name: str, tests: Sequence[str], mutant: Mutant | None) -> Result:
     elif done.returncode == 1 and re.search(r"\d+ failed", done.stdout) and not why.startswith(BROKEN):
         word = "killed" if mutant else "false alarm"
     else:
-        word, why = "broken", f"exit code {done.returncode}: {why or done.stderr[-300:]}"
+        word, why = "broken", f"exit code {done.returncode}: {why}"
     return Result(name, word, " ".join(why.split())[:200], round(time.perf_counter() - begun, 1))
 
 
@@ -182,6 +215,8 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="keep results here, and go on from them")
     parser.add_argument("--page", action="store_true", help="write the list into docs/reliability.md")
     given = parser.parse_args()
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}  # before the server imports torch
+    FORKS.set_forkserver_preload(PRELOADED)
     if given.page:
         write_page()
         return 0
