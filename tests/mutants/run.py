@@ -99,7 +99,7 @@ class Ended:
     stdout: str
 
 
-def pytest(tests: Sequence[str], source: Path) -> Ended:
+def ended(tests: Sequence[str], source: Path) -> Ended:
     """These tests, against these sources."""
     told = source.parent / "told"
     process = FORKS.Process(target=_in_fork, args=(list(tests), str(source), str(told)))
@@ -120,16 +120,16 @@ def _in_fork(tests: list[str], source: str, told: str) -> None:
     file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    import pytest as runner
+    import pytest
 
-    sys.exit(int(runner.main(["-q", "--tb=line", *(["-x"] if tests == GENERATED else []), *tests])))
+    sys.exit(int(pytest.main(["-q", "--tb=line", *(["-x"] if tests == GENERATED else []), *tests])))
 
 
 def judged(name: str, tests: Sequence[str], mutant: Mutant | None) -> Result:
     """Killed means: the test ran and failed, by more than a name that is missing."""
     begun = time.perf_counter()
     with copied(mutant) as source:
-        done = pytest(tests, source)
+        done = ended(tests, source)
     why = (re.findall(r"^(?:E  |/|[\w.]+Error).*", done.stdout, re.MULTILINE) or [done.stdout[-300:]])[0]
     why = why.partition(": ")[2] if why.startswith("/") else why
     if done.returncode == 0:
