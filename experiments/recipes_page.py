@@ -170,31 +170,42 @@ def searched(found: Sequence[results.Result]) -> str:
 def studied(found: Sequence[results.Result], ground: Ground) -> str:
     """Each method on one ground: its tries on MNIST, and what was chosen on Fashion-MNIST."""
     tries, there = known_methods(ground, found), compared(found, ground)
-    deviation = pooled(list(there.values()))
+    differences = by_seed(there)
+    deviation = pooled(list(differences.values()))
     table: list[tuple[Any, ...]] = [
         ("method", "MNIST, three tries", "Fashion-MNIST", "runs", "against DP-SGD, in standard errors")
     ]
     for method, settings in tries.items():
-        own = [each for one in settings for each in _of(found, TRIED, {**ground.common, **one})]
-        runs = there[method]
+        own = [each for one in settings for each in _of(found, TRIED, {**ground.common, **one}).values()]
+        runs = list(there[method].values())
         table.append(
             (
                 method,
                 ", ".join(f"{100 * each:.2f}" for each in own),
                 mean_of(runs) if runs else "not run",
                 len(runs),
-                "" if method == "DP-SGD" or not runs else against(runs, there["DP-SGD"], deviation),
+                against(differences.get(method, []), deviation),
             )
         )
     return rows(*table)
 
 
-def compared(found: Sequence[results.Result], ground: Ground) -> dict[str, list[float]]:
-    """The accuracies of every method's best try, on Fashion-MNIST."""
+def compared(found: Sequence[results.Result], ground: Ground) -> dict[str, dict[int, float]]:
+    """The accuracies of every method's best try on Fashion-MNIST, by their seeds."""
     wanted = {method: best(ground, own, found) for method, own in known_methods(ground, found).items()}
     return {
-        method: [] if own is None else _of(found, COMPARED, {**ground.common, **own})
+        method: {} if own is None else _of(found, COMPARED, {**ground.common, **own})
         for method, own in wanted.items()
+    }
+
+
+def by_seed(there: dict[str, dict[int, float]]) -> dict[str, list[float]]:
+    """Each other method less DP-SGD, for every seed that both have: these start from the same weights."""
+    plain = there["DP-SGD"]
+    return {
+        method: [runs[seed] - plain[seed] for seed in runs if seed in plain]
+        for method, runs in there.items()
+        if method != "DP-SGD"
     }
 
 
@@ -205,11 +216,12 @@ def over_all(found: Sequence[results.Result]) -> str:
     """
     differences: dict[str, list[tuple[float, float]]] = {}
     for ground in GROUNDS:
-        there = compared(found, ground)
-        deviation = pooled(list(there.values()))
-        for method, runs in there.items():
-            if method != "DP-SGD" and runs and there["DP-SGD"]:
-                differences.setdefault(method, []).append(apart(runs, there["DP-SGD"], deviation))
+        here = by_seed(compared(found, ground))
+        deviation = pooled(list(here.values()))
+        for method, each in here.items():
+            if each:
+                pair = statistics.mean(each), deviation / math.sqrt(len(each))
+                differences.setdefault(method, []).append(pair)
     table: list[tuple[Any, ...]] = [("method", "networks", "against DP-SGD, points", "in standard errors")]
     for method, own in differences.items():
         if len(own) > 1:
@@ -233,33 +245,30 @@ def grounds(found: Sequence[results.Result]) -> str:
     )
 
 
-def _of(found: Sequence[results.Result], recipe: str, changes: dict[str, Any]) -> list[float]:
-    """The accuracies of a recipe's runs with these changes."""
+def _of(found: Sequence[results.Result], recipe: str, changes: dict[str, Any]) -> dict[int, float]:
+    """The accuracies of a recipe's runs with these changes, by their seeds."""
     own = [
         one for one in found if (one["settings"]["recipe"], one["settings"]["changes"]) == (recipe, changes)
     ]
-    return [one["test_accuracy"] for one in own]
+    return {one["settings"]["seed"]: one["test_accuracy"] for one in own}
 
 
 def pooled(groups: Sequence[Sequence[float]]) -> float:
-    """The standard deviation of a run, from all methods together: three runs alone say little of it."""
+    """The standard deviation of a number, from all groups together: three numbers alone say little of it."""
     several = [group for group in groups if len(group) > 1]
     freedom = sum(len(group) - 1 for group in several)
     squares = sum((len(group) - 1) * statistics.variance(group) for group in several)
     return math.sqrt(squares / freedom) if freedom else 0.0
 
 
-def against(values: Sequence[float], plain: Sequence[float], deviation: float) -> str:
-    """The difference of two means, and how many of its standard errors that is."""
-    difference, error = apart(values, plain, deviation)
-    said = f"{100 * difference:+.2f}"
-    return f"{said} ({difference / error:+.1f})" if error else said
-
-
-def apart(values: Sequence[float], plain: Sequence[float], deviation: float) -> tuple[float, float]:
-    """The difference of two means, and its standard error."""
-    error = deviation * math.sqrt(1 / len(values) + 1 / len(plain))
-    return statistics.mean(values) - statistics.mean(plain), error
+def against(differences: Sequence[float], deviation: float) -> str:
+    """The mean of differences of one ``deviation``, and how many of its standard errors that is."""
+    if not differences:
+        return ""
+    mean = statistics.mean(differences)
+    error = deviation / math.sqrt(len(differences))
+    said = f"{100 * mean:+.2f}"
+    return f"{said} ({mean / error:+.1f})" if error else said
 
 
 HEAD = """# Results of the recipes called best-...
@@ -280,7 +289,8 @@ STUDY = """## Do flat minima help on top of good geometry?
 
 Every method on each of five networks (`recipes_study.py`), at epsilon 1. Every method, DP-SGD too, has three tries
 on MNIST, and the best of them runs on Fashion-MNIST; what a method does not try stands at what DP-SGD's tries
-chose. A run's deviation, for the standard error of a difference, is that of all methods on the same network together.
+chose. Methods are compared seed by seed, as a seed is the same first weights for all of them; the deviation of such a
+difference, for its standard error, is that of all methods on the same network together.
 """
 GROUND = """### {title}
 

@@ -85,7 +85,10 @@ def test_means_and_their_errors() -> None:
     assert recipes_page.mean_of([0.5, 0.52]) == "51.00 ± 1.00"
     deviation = recipes_page.pooled([[0.52, 0.54], [0.5, 0.52], [0.1]])
     assert deviation == pytest.approx(0.02 / 2**0.5)
-    assert recipes_page.against([0.52, 0.54], [0.5, 0.52], deviation) == "+2.00 (+1.4)"
+    assert recipes_page.against([0.01, 0.03], 0.02) == "+2.00 (+1.4)"
+    assert recipes_page.against([], 0.02) == ""
+    pairs = recipes_page.by_seed({"DP-SGD": {0: 0.5, 1: 0.25}, "DP-SAT": {1: 0.5, 2: 0.9}, "SAI": {}})
+    assert pairs == {"DP-SAT": [0.25], "SAI": []}
 
 
 def test_things_are_pasted_into_leaves() -> None:
