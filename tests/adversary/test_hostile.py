@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -929,7 +930,32 @@ class Quiet(sf.privacy.SecureNoise):
         return {name: torch.zeros_like(leaf) for name, leaf in like.items()}
 
 
-SOURCES = [Drawing(0.0), Drawing(0.03), Drawing(0.0, "bias"), Releasing(0.0), Releasing(0.03), Quiet()]
+class TwoFaced(Drawing):
+    """It says that it is secret, but not to whoever decides whether to look at what it draws."""
+
+    @property
+    def private(self) -> bool:  # type: ignore[override]
+        return "noised" not in [frame.name for frame in traceback.extract_stack()]
+
+
+class Masked(Drawing):
+    """Its class says that it is not secret, and it says that it is."""
+
+    private = False
+
+    def __getattribute__(self, name: str) -> Any:
+        return True if name == "private" else super().__getattribute__(name)
+
+
+SOURCES = [
+    *(Drawing(0.0), Drawing(0.03), Drawing(0.0, "bias"), Releasing(0.0), Releasing(0.03), Quiet()),
+    TwoFaced(0.0),
+]
+
+
+def test_what_a_class_says_is_what_is_believed() -> None:
+    """What is not looked at is not stated to be private."""
+    assert train(plain(), CRITERION, narrow(), safeguards=sf.Safeguards(noise=Masked(0.0))).statement.stamp
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: type(source).__name__)
@@ -950,12 +976,19 @@ class Coins:
         return np.random.default_rng().random(count) ** self.power
 
 
-def test_a_source_of_draws_by_which_all_join() -> None:
+class TwoFacedCoins(Coins):
+    @property
+    def private(self) -> bool:  # type: ignore[override]
+        return "_uniforms" not in [frame.name for frame in traceback.extract_stack()]
+
+
+@pytest.mark.parametrize("coins", [Coins, TwoFacedCoins])
+def test_a_source_of_draws_by_which_all_join(coins: Any) -> None:
     x, y = narrow(200)
     of_all = plan(phase(steps=3), rate=0.5, size=200)
-    with pytest.raises(PrivacyError, match="the source of draws, a Coins, gave 200 numbers"):
+    with pytest.raises(PrivacyError, match=f"the source of draws, a {coins.__name__}, gave 200 numbers"):
         sf.fit(
-            plain(), CRITERION, (x, y), plan=of_all, delta=1e-3, safeguards=sf.Safeguards(sampling=Coins(9.0))
+            plain(), CRITERION, (x, y), plan=of_all, delta=1e-3, safeguards=sf.Safeguards(sampling=coins(9.0))
         )
 
 

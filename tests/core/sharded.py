@@ -163,6 +163,8 @@ def a_method(name: str) -> Tree:
 class Draws:
     """A sampler that draws these units, the same in every step."""
 
+    private = False
+
     def __init__(self, *units: int) -> None:
         self.units = units
 

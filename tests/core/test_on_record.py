@@ -16,12 +16,12 @@ from reference import FixedNoise
 from steps import CRITERION, beside, examples, network, phase, plan
 
 import saltflat as sf
-from saltflat.core.sampling import is_secret
 from saltflat.data import TensorUnits
 from saltflat.errors import BudgetError, PrivacyError, SettingError
 from saltflat.privacy import SecureSampling
 from saltflat.privacy.accounting import bounds, renyi
 from saltflat.privacy.accounting.events import compose, leaves, phase_event
+from saltflat.privacy.noise import is_secret
 from saltflat.privacy.record import history
 from saltflat.privacy.record.history import Budget, epsilon_of, most, read
 from saltflat.privacy.record.ledger import Ledger, Run

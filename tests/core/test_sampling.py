@@ -12,10 +12,11 @@ import pytest
 from scipy import stats
 
 from saltflat.core import sampling
-from saltflat.core.sampling import is_secret, labels, physical, pick, poisson, rows_in
+from saltflat.core.sampling import labels, physical, pick, poisson, rows_in
 from saltflat.data import TensorUnits
 from saltflat.errors import DataError, SettingError
 from saltflat.privacy import SecureSampling
+from saltflat.privacy.noise import is_secret
 
 COUNT, RATE, DRAWS = 60, 0.2, 4000
 

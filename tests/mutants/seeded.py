@@ -891,7 +891,7 @@ NOISE = (
         "sampler-set-back",
         "a private run that goes on draws the same units again",
         "core/test_resume.py::test_private_runs_draw_fresh_noise_and_fresh_samples",
-        (TRAIN, "        if at.step and self.safeguards.noise.private:\n", "        if False:\n"),
+        (TRAIN, "        if at.step and is_secret(self.safeguards.noise):\n", "        if False:\n"),
         (
             TRAIN,
             "isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private",
@@ -913,8 +913,8 @@ RECORD = (
         HOSTILE + "test_a_sampler_that_can_be_repeated_is_not_private[3]",
         (
             "core/step.py",
-            "return self.noise.private and is_secret(self.sampling)",
-            "return self.noise.private",
+            "return is_secret(self.noise) and is_secret(self.sampling)",
+            "return is_secret(self.noise)",
         ),
         hole=9,
     ),
@@ -2169,6 +2169,28 @@ OWN_PARTS = (
         (MECHANISM, "type(noise) not in VOUCHED", "not isinstance(noise, VOUCHED)"),
     ),
     mutant(
+        "noise-as-it-says-when-it-draws",
+        "a source of noise says to the statement that it is secret, and to the look that it is not",
+        HOSTILE + "test_a_source_of_less_noise_than_is_accounted_for[TwoFaced]",
+        (
+            MECHANISM,
+            "type(noise) not in VOUCHED and not disowned(noise)",
+            "type(noise) not in VOUCHED and noise.private",
+        ),
+    ),
+    mutant(
+        "draws-as-they-say-when-they-fall",
+        "a source of draws says to the statement that it is secret, and to the look that it is not",
+        HOSTILE + "test_a_source_of_draws_by_which_all_join[TwoFacedCoins]",
+        ("core/sampling.py", "not disowned(source) and count", "getattr(source, 'private', False) and count"),
+    ),
+    mutant(
+        "secret-against-its-class",
+        "a source whose class says that it is not secret is stated to be so",
+        HOSTILE + "test_what_a_class_says_is_what_is_believed",
+        ("privacy/noise.py", "return not disowned(source) and bool(", "return bool("),
+    ),
+    mutant(
         "noise-of-all-leaves-together",
         "a leaf without noise is made up for by the others",
         HOSTILE + "test_a_source_of_less_noise_than_is_accounted_for",
@@ -2177,7 +2199,7 @@ OWN_PARTS = (
     mutant(
         "draws-are-believed",
         "a source of draws that says it is secret may let all units join",
-        HOSTILE + "test_a_source_of_draws_by_which_all_join",
+        HOSTILE + "test_a_source_of_draws_by_which_all_join[Coins]",
         ("core/sampling.py", "        if not (away <= 7.2 and", "        if not (True or"),
     ),
     mutant(

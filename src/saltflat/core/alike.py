@@ -16,6 +16,7 @@ from saltflat.core.step import Safeguards
 from saltflat.door import layers
 from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.gradients.width import is_narrow
+from saltflat.privacy.noise import is_secret
 from saltflat.tree import is_sharded
 
 
@@ -108,7 +109,7 @@ def _check_parts(plan: Plan, contribution: object) -> None:
 def _check_same(plan: Plan, safeguards: Safeguards) -> None:
     """Compare what each process is about to do."""
     noise = safeguards.noise
-    mine = (outline(plan), f"{type(noise).__name__}, {'' if noise.private else 'not '}private")
+    mine = (outline(plan), f"{type(noise).__name__}, {'' if is_secret(noise) else 'not '}private")
     said: list[tuple[object, str]] = [mine] * Group.here().size
     with talking():
         distributed.all_gather_object(said, mine)

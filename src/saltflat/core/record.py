@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
 from saltflat.core.plan import Plan
-from saltflat.core.sampling import is_secret
 from saltflat.core.step import Safeguards
 from saltflat.errors import PrivacyError, SettingError
+from saltflat.privacy.noise import is_secret
 from saltflat.privacy.record.costs import ADJACENCIES, Cost
 
 
@@ -72,9 +72,8 @@ def check_record(plan: Plan, unit: str, safeguards: Safeguards) -> None:
 
 def _check_secret(safeguards: Safeguards) -> None:
     """Noise and samples that can be repeated protect nobody."""
-    sources = {"noise": safeguards.noise.private, "sampling": is_secret(safeguards.sampling)}
-    for name, private in sources.items():
-        if not private:
+    for name in ("noise", "sampling"):
+        if not is_secret(getattr(safeguards, name)):
             raise PrivacyError(
                 f"the {name} says that it is not private, and the ledger's run would not say so: open it with "
                 "private=False, or leave the source out, and a secret one is taken"

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from saltflat.errors import DataError, PrivacyError, SettingError
-from saltflat.privacy.noise import SecureSampling
+from saltflat.privacy.noise import SecureSampling, disowned
 from saltflat.settings import is_positive, is_whole
 
 Indices = NDArray[np.int64]
@@ -200,11 +200,6 @@ class Sampler(Protocol):
     def random(self, count: int, /) -> NDArray[np.float64]: ...
 
 
-def is_secret(sampler: Sampler) -> bool:
-    """Whether nobody can repeat the draws; whatever does not say so, such as a generator of numpy, can be repeated."""
-    return bool(getattr(sampler, "private", False))
-
-
 _FEW = 1 / 64  # the rate below which points are scattered, and no coin is thrown for each unit
 _WORD = 2**53  # a source gives multiples of 1 / _WORD
 
@@ -285,13 +280,13 @@ def _words(count: int, source: Sampler) -> Indices:
 
 
 def _uniforms(count: int, source: Sampler) -> NDArray[np.float64]:
-    """Numbers on [0, 1); those of a source of one's own that says it is secret are looked at, as `check_drawn` does.
+    """Numbers on [0, 1); those of a source of one's own are looked at, as `check_drawn` does.
 
     A sum of n of them is n / 2 with deviation sqrt(n / 12), and beyond 7.2 of these less than once in 1e12 draws
     (for a few numbers never: the law of a sum of uniforms has no tails).
     """
     drawn = source.random(count)
-    if is_secret(source) and type(source) is not SecureSampling and count:
+    if type(source) is not SecureSampling and not disowned(source) and count:
         away = abs(float(np.sum(drawn)) - count / 2) / math.sqrt(count / 12)
         if not (away <= 7.2 and np.min(drawn) >= 0 and np.max(drawn) < 1 and len(drawn) == count):
             raise PrivacyError(

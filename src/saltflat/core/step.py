@@ -20,12 +20,12 @@ from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.group import Group
 from saltflat.core.mechanism import Noise
 from saltflat.core.plan import Phase, Plan
-from saltflat.core.sampling import Batch, Indices, Sampler, is_secret, pick
+from saltflat.core.sampling import Batch, Indices, Sampler, pick
 from saltflat.core.shards import own_source
 from saltflat.core.spot import Spot, check_answer, check_moved
 from saltflat.errors import ModelError, PrivacyError, SaltflatError, SettingError
 from saltflat.gradients.width import full_float32
-from saltflat.privacy.noise import VOUCHED, SecureNoise, SecureSampling
+from saltflat.privacy.noise import VOUCHED, SecureNoise, SecureSampling, is_secret
 from saltflat.privacy.record.costs import Cost, words
 from saltflat.tree import Tree, copied, has_shards, own_parts
 
@@ -75,7 +75,7 @@ class Safeguards:
     @property
     def secret(self) -> bool:
         """Whether nobody can repeat the noise, nor who was drawn."""
-        return self.noise.private and is_secret(self.sampling)
+        return is_secret(self.noise) and is_secret(self.sampling)
 
     @property
     def unknown(self) -> tuple[str, ...]:

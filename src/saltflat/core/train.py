@@ -39,7 +39,7 @@ from saltflat.core.step import (
 from saltflat.core.stop import finish_first
 from saltflat.errors import BudgetError, GroupError, Interrupted, ModelError, SettingError
 from saltflat.privacy.accounting import bounds
-from saltflat.privacy.noise import SecureSampling
+from saltflat.privacy.noise import SecureSampling, is_secret
 from saltflat.privacy.record.checkpoint import Checkpoint
 from saltflat.privacy.record.costs import Cost
 from saltflat.privacy.record.history import epsilon_of
@@ -220,7 +220,7 @@ class _Run:
             at = start(self.plan, params) if found is None else position(found, self.plan, params)
         else:
             at = group.told(lambda: self._kept(params) or start(self.plan, params))
-        if at.step and self.safeguards.noise.private:
+        if at.step and is_secret(self.safeguards.noise):
             return at, replace(self, safeguards=replace(self.safeguards, sampling=SecureSampling()))
         return at, self
 
@@ -321,7 +321,7 @@ class _Run:
         sampler = self.safeguards.sampling
         return (
             sampler
-            if isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private
+            if isinstance(sampler, np.random.Generator) and not is_secret(self.safeguards.noise)
             else None
         )
 

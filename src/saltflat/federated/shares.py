@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from saltflat import tree
 from saltflat.core.mechanism import Noise
 from saltflat.errors import SettingError
-from saltflat.privacy.noise import SecureNoise
+from saltflat.privacy.noise import SecureNoise, is_secret
 from saltflat.settings import is_whole
 from saltflat.tree import Tree
 
@@ -53,7 +53,7 @@ class InShares:
 
     @property
     def private(self) -> bool:
-        return self.source.private
+        return is_secret(self.source)
 
     def normal(self, like: Tree) -> Tree:
         total = share_of(like, self.shares, self.source)

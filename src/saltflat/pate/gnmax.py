@@ -30,7 +30,7 @@ from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.calibration import calibrate_scale
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.limits import checked_delta
-from saltflat.privacy.noise import SecureNoise
+from saltflat.privacy.noise import SecureNoise, is_secret
 from saltflat.privacy.record.costs import Pair
 from saltflat.privacy.record.single import Single
 from saltflat.settings import is_number, is_positive, is_whole
@@ -325,7 +325,7 @@ def check_queries(queries: Sequence[int] | None, many: int) -> NDArray[np.int64]
 def check_source(noise: Noise, allowance: Allowance) -> None:
     """Noise that can be repeated is put on record as such, or refused."""
     run = getattr(allowance, "run", None)
-    if run is not None and not noise.private and not run.stamp:
+    if run is not None and not is_secret(noise) and not run.stamp:
         raise PrivacyError(
             "the noise says that it is not private, and the ledger's run would not say so: open it with private=False, "
             "or leave the source out, and a secret one is taken"

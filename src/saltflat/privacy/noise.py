@@ -12,6 +12,7 @@ import math
 import os
 import threading
 from dataclasses import dataclass, field
+from inspect import getattr_static
 from itertools import count
 
 import numpy as np
@@ -163,6 +164,23 @@ class DiscreteNoise:
 
 
 VOUCHED = (SecureNoise, DiscreteNoise)  # classes, and no subclass, whose draws need no look
+
+
+def disowned(source: object) -> bool:
+    """Whether a source's class says ``private = False``, as a constant.
+
+    Read without running any code of the source's: one that answers now so and now otherwise would be believed by the
+    statement, and not looked at when it draws.
+
+    >>> disowned(SeededNoise(7)), disowned(SecureNoise())
+    (True, False)
+    """
+    return getattr_static(type(source), "private", None) is False
+
+
+def is_secret(source: object) -> bool:
+    """Whether nobody can repeat the draws; whatever does not say so, such as a generator of numpy, can be repeated."""
+    return not disowned(source) and bool(getattr(source, "private", False))
 
 
 @dataclass(frozen=True)
