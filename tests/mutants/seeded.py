@@ -894,7 +894,7 @@ NOISE = (
         (TRAIN, "        if at.step and is_secret(self.safeguards.noise):\n", "        if False:\n"),
         (
             TRAIN,
-            "isinstance(sampler, np.random.Generator) and not self.safeguards.noise.private",
+            "isinstance(sampler, np.random.Generator) and not is_secret(self.safeguards.noise)",
             "isinstance(sampler, np.random.Generator)",
         ),
     ),
