@@ -216,11 +216,14 @@ class PerExample:
         """The same without chance, but with draws that differ from place to place in a batch."""
         return replace(self, draws=still_by_place)
 
-    def losses_at(self, point: Tree, batch: Batch) -> Tensor:
-        """The loss of every row at a point, in float32 where the model would take less."""
+    def losses_at(self, point: Tree, batch: Batch, narrow: bool | None = None) -> Tensor:
+        """The loss of every row at a point, in float32 where the model would take less: ``narrow``, if that is known.
+
+        To ask every weight for its type while a tape looks on takes as long as a small model's forward pass.
+        """
         own = {**self.fixed, **point}
         predict = lambda *args, **kwargs: called(self.model, own, args, kwargs)
-        if not is_narrow(self.model):
+        if not (is_narrow(self.model) if narrow is None else narrow):
             return self.loss(predict, batch)
         own = map_tree(widened, {**narrow_leaves(self.model), **own})
         with Wide():
@@ -314,7 +317,7 @@ class PerExample:
         """
         with self.draws(self.augment):
             batch = self._views_of(batch)
-            use = partial(self.losses_at, batch=batch), point, 1.0
+            use = partial(self.losses_at, batch=batch, narrow=is_narrow(self.model)), point, 1.0
             rows = rows_in(batch)
             found = kept([use], rows=rows, views=rows // groups, points=1, constants=self._constants())
         parts, stacks = list(reversed(found.parts)), Tree()
@@ -334,10 +337,10 @@ class PerExample:
         One at a time: neither the rows of all views nor copies of all points are in memory at once.
         """
         rows = torch.arange(rows_in(batch)).view(-1, self.views)
-        places = self.places or [None] * len(points)
+        places, narrow = self.places or [None] * len(points), is_narrow(self.model)
         for point, weight, place in zip(points, weights, places, strict=True):
             part = batch if place is None else pick(batch, rows[:, place % self.views])
-            yield partial(self.losses_at, batch=part), point, weight
+            yield partial(self.losses_at, batch=part, narrow=narrow), point, weight
             del part, point
 
     def at_once(self, most: int, points: Sequence[Tree]) -> int:

@@ -104,7 +104,7 @@ class _Fetching(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        met = {id(t): t for t in tensors_in((args, kwargs)) if self.away.knows(t)}
+        met = {id(t): t for t in tensors_in(args, kwargs) if self.away.knows(t)}
         if not met:
             return func(*args, **kwargs)
         if func in _SHAPES:
@@ -133,7 +133,7 @@ def _put(item: Any, wholes: dict[int, Tensor]) -> Any:
     """The same arguments with whole weights."""
     if isinstance(item, Tensor):
         return wholes.get(id(item), item)
-    if isinstance(item, (list, tuple)) and any(True for _ in tensors_in(item)):
+    if isinstance(item, (list, tuple)) and tensors_in(item):
         return type(item)(_put(x, wholes) for x in item)
     if isinstance(item, dict):
         return {key: _put(x, wholes) for key, x in item.items()}

@@ -44,7 +44,7 @@ def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
 
     Where positions are folded into the rows, each row's copy serves its own.
     """
-    tensors = list(tensors_in((args, kwargs)))
+    tensors = tensors_in(args, kwargs)
     axes = max(t.ndim for t in tensors)
     longest = max(len(t) for t in tensors if t.ndim == axes) if axes else 1
     each = longest // tape.rows if longest > tape.rows > 1 else 1
@@ -58,7 +58,7 @@ def elementwise(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
 @rule(torch.cat, torch.concat, torch.concatenate)
 def concatenate(tape: Tape, func: Any, *args: Any, **kwargs: Any) -> Any:
     """cat([token.expand(rows, ...), x], 1)."""
-    axes = next(tensors_in((args, kwargs))).ndim
+    axes = tensors_in(args, kwargs)[0].ndim
     args, kwargs = _copied(tape, (args, kwargs), axes)
     return func(*args, **kwargs)
 

@@ -20,7 +20,7 @@ called twice, tied, sliced or followed by an in-place activation; and the model 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -186,7 +186,7 @@ class Tape(TorchFunctionMode):
         return result
 
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        tensors = list(tensors_in((args, kwargs)))
+        tensors = tensors_in(args, kwargs)
         shared = [id(t) in self._shared for t in tensors]
         if all(shared):  # tensors made of nothing, such as zeros, are shared too
             return self._derive(func, args, kwargs, tensors)
@@ -234,7 +234,7 @@ class Tape(TorchFunctionMode):
 
     def holds_rows(self, value: Tensor) -> bool:
         """Whether the first axis is the rows, or positions folded into them, row by row."""
-        return len(value) == self.rows or self.rows == self.views or id(value) in self._folded
+        return value.shape[0] == self.rows or self.rows == self.views or id(value) in self._folded
 
     def check_rows(self, func: Any, value: Tensor) -> None:
         """Refuse data that a rule would take for rows, or for positions folded into them, and that is neither."""
@@ -342,7 +342,7 @@ class Tape(TorchFunctionMode):
         """A weight meets data whose rows are on another axis: they are put in front for as long as it takes."""
         (axis, *others) = {self._axes[id(t)][1] for t in tensors if id(t) in self._axes}
         first = func in LAST_AXES and id(args[0]) in self._axes
-        if others or not (first or func in ALIGNED) or (not first and any(True for _ in tensors_in(kwargs))):
+        if others or not (first or func in ALIGNED) or (not first and tensors_in(kwargs)):
             self._refuse_axis(func, next(t for t in tensors if id(t) in self._axes))
         return in_front(self.again, func, args, kwargs, axis)
 
@@ -366,7 +366,7 @@ class Tape(TorchFunctionMode):
 
     def _follow_axes(self, func: Any, args: Any, kwargs: dict[str, Any], result: Any) -> None:
         """Take note of where the rows are, after a function that moves them or gets them on another axis."""
-        made = list(tensors_in(result))
+        made = tensors_in(result)
         axes = axes_after(func, args, kwargs, self._axis, self.rows, made) if made else []
         for tensor, axis in zip(made, axes, strict=True):
             if axis is None or tensor.ndim == 0:
@@ -388,9 +388,10 @@ class Tape(TorchFunctionMode):
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor], result: Any) -> None:
         """Take note of what becomes of the first axis."""
-        plain = isinstance(result, Tensor) and not self._loose and not self._axes and func not in WATCHED
-        if plain and (result.ndim == 0 or (len(result) == self.rows and self.rows not in result.shape[1:])):
-            return  # nearly always: it is on every function's way
+        if isinstance(result, Tensor) and not self._loose and not self._axes and func not in WATCHED:
+            shape = result.shape
+            if not shape or (shape[0] == self.rows and self.rows not in shape[1:]):
+                return  # nearly always: it is on every function's way
         moves = (func in MOVING and not stays(func, args)) or any(id(t) in self._axes for t in tensors)
         if not moves and (func in ALIGNED or func in SPREADING):
             moves = raises(
@@ -504,13 +505,18 @@ class Tape(TorchFunctionMode):
         return item
 
 
-def tensors_in(item: Any) -> Iterator[Tensor]:
+def tensors_in(*items: Any) -> list[Tensor]:
     """Every tensor in nested tuples, lists and dictionaries."""
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, (list, tuple)):
-        for x in item:
-            yield from tensors_in(x)
-    elif isinstance(item, dict):
-        for x in item.values():
-            yield from tensors_in(x)
+    found: list[Tensor] = []
+    _collect(items, found)
+    return found
+
+
+def _collect(items: Iterable[Any], found: list[Tensor]) -> None:
+    for item in items:  # no generator: this is on every function's way
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (list, tuple)):
+            _collect(item, found)
+        elif isinstance(item, dict):
+            _collect(item.values(), found)
