@@ -326,6 +326,16 @@ UNITS_APART = (
         hole=6,
     ),
     mutant(
+        "frames-as-memory-was",
+        "the frame of padding around an image is whatever lay there in memory, another unit's numbers say",
+        "gradients/test_layer_rules.py::test_nothing_that_memory_held_before_is_taken_for_numbers[conv2d-1]",
+        (
+            "gradients/conv.py",
+            "    for rest in (room[..., : lines.start, :], room[..., lines.stop :, :]):\n",
+            "    for rest in ():\n",
+        ),
+    ),
+    mutant(
         "views-across-units",
         "views that have points of their own are dealt out by the place of a row in the batch",
         "methods/test_public.py::TestWeightMultiplicity::test_view_k_is_asked_at_weights_k",

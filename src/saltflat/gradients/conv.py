@@ -403,20 +403,34 @@ def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry, total: Tensor
     width, padded_height = wide + 2 * left, tall + 2 * up
     length = output[0] * width - (width - output[1])  # to the last output position
     few = max(1, WORKING_SET // (x.element_size() * width * (inputs * padded_height + outputs * output[0])))
-    images = x.new_zeros(min(few, rows), inputs, padded_height, width)
-    grads = x.new_zeros(min(few, rows), outputs, output[0], width)
+    lines, columns = slice(up, up + tall), slice(left, left + wide)  # of an image within its padding
+    padded = _room(x, (min(few, rows), inputs, padded_height, width), lines, columns) if up or left else None
+    grads = _room(x, (min(few, rows), outputs, output[0], width), slice(0, output[0]), slice(0, output[1]))
     values = x.new_empty(*geometry.shape[2:], rows, outputs, inputs) if total is None else total
     for start in range(0, rows, few):
         some = slice(start, min(start + few, rows))
         count = some.stop - start
-        images[:count, :, up : up + tall, left : left + wide] = x[some]
         grads[:count, ..., : output[1]] = grad[some]
-        flat, shifted = grads[:count].flatten(2)[..., :length], images[:count].flatten(2)
+        images = x[some]
+        if padded is not None:
+            padded[:count, :, lines, columns] = images
+            images = padded[:count]
+        flat, shifted = grads[:count].flatten(2)[..., :length], images.flatten(2)
         for i, j in product(*map(range, geometry.shape[2:])):
             at = i * down * width + j * right
             under, here = shifted[..., at : at + length].mT, values[i, j, some]
             torch.bmm(flat, under, out=here) if total is None else here.baddbmm_(flat, under)
     return values
+
+
+def _room(like: Tensor, shape: Sizes, lines: slice, columns: slice) -> Tensor:
+    """Memory for images that will be written at these lines and columns; around them it is zero, and stays so."""
+    room = like.new_empty(shape)
+    for rest in (room[..., : lines.start, :], room[..., lines.stop :, :]):
+        rest.zero_()
+    for rest in (room[..., : columns.start], room[..., columns.stop :]):
+        rest.zero_()
+    return room
 
 
 def conv_parts(
