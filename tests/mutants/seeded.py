@@ -341,8 +341,8 @@ UNITS_APART = (
         "methods/test_public.py::TestWeightMultiplicity::test_view_k_is_asked_at_weights_k",
         (
             CONTRIBUTION,
-            "torch.arange(rows_in(batch)).view(-1, self.views)\n",
-            "torch.arange(rows_in(batch)).view(self.views, -1).T\n",
+            "every(self.views, batch, place % self.views)\n",
+            "mapped(lambda leaf: leaf.chunk(self.views)[place % self.views], batch)\n",
         ),
     ),
     mutant(

@@ -30,6 +30,7 @@ from saltflat.core.sampling import (
     Indices,
     Sampler,
     Units,
+    every,
     form_of,
     labels,
     mapped,
@@ -336,10 +337,9 @@ class PerExample:
 
         One at a time: neither the rows of all views nor copies of all points are in memory at once.
         """
-        rows = torch.arange(rows_in(batch)).view(-1, self.views)
         places, narrow = self.places or [None] * len(points), is_narrow(self.model)
         for point, weight, place in zip(points, weights, places, strict=True):
-            part = batch if place is None else pick(batch, rows[:, place % self.views])
+            part = batch if place is None else every(self.views, batch, place % self.views)
             yield partial(self.losses_at, batch=part, narrow=narrow), point, weight
             del part, point
 

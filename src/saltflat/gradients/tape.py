@@ -505,6 +505,9 @@ class Tape(TorchFunctionMode):
         return item
 
 
+PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
+
+
 def tensors_in(*items: Any) -> list[Tensor]:
     """Every tensor in nested tuples, lists and dictionaries."""
     found: list[Tensor] = []
@@ -513,7 +516,9 @@ def tensors_in(*items: Any) -> list[Tensor]:
 
 
 def _collect(items: Iterable[Any], found: list[Tensor]) -> None:
-    for item in items:  # no generator: this is on every function's way
+    for item in items:  # no generator, and numbers first: this is on every function's way
+        if type(item) in PLAIN:
+            continue
         if isinstance(item, Tensor):
             found.append(item)
         elif isinstance(item, (list, tuple)):
