@@ -173,6 +173,7 @@ def test_settings_that_differ_come_first_and_all_can_be_seen(full: Outline) -> N
     assert "phase.0.method.SAT.radius0.03–0.30.03" in first
     assert "clip_norm" not in first
     assert "phase.0.clip_norm0.1" in rest  # once for all
+    assert not re.search(r"phase\.0\.method(?!\.)", first + rest)  # the row "method" says it
 
 
 def test_the_ledgers_history(full: Outline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -126,6 +127,9 @@ def _incomplete(run: Kept) -> Html:
     return note(f"{run.name} has not ended: no {' and no '.join(lacking)}. ", going, " goes on.")
 
 
+_SAID = re.compile(r"phase\.\d+\.method")  # a method without settings, which the row "method" names
+
+
 def configuration(runs: Sequence[Kept]) -> Section:
     """The settings that differ, then all; of repeats those of the first."""
     read = [group.runs[0] for group in grouped(runs) if group.runs[0].recipe.value]
@@ -133,7 +137,8 @@ def configuration(runs: Sequence[Kept]) -> Section:
     parts.append(absent([run for run in runs if run.recipe.missing], RECIPE, TRAIN))
     if read:
         heads = {group.runs[0].name: group.name for group in grouped(runs)}
-        names = list(dict.fromkeys(name for run in read for name in run.recipe.value or {}))
+        found = dict.fromkeys(name for run in read for name in run.recipe.value or {})
+        names = [name for name in found if not _SAID.fullmatch(name)]
         rows = [[name, *(run.setting(name) or words.NOTHING for run in read)] for name in names]
         head = ("setting", *(heads[run.name] for run in read))
         differing = [row for row in rows if len(set(row[1:])) > 1]
