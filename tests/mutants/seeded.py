@@ -328,7 +328,7 @@ UNITS_APART = (
     mutant(
         "frames-as-memory-was",
         "the frame of padding around an image is whatever lay there in memory, another unit's numbers say",
-        "gradients/test_layer_rules.py::test_nothing_that_memory_held_before_is_taken_for_numbers[conv2d-1]",
+        "gradients/test_layer_rules.py::test_nothing_that_memory_held_before_is_taken_for_numbers[conv2d]",
         (
             "gradients/conv.py",
             "    for rest in (room[..., : lines.start, :], room[..., lines.stop :, :]):\n",
