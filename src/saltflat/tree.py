@@ -200,16 +200,9 @@ def called(model: nn.Module, at: Tree, args: Any, kwargs: Any = None) -> Any:
 def _placed(model: nn.Module, at: Tree) -> Tree:
     """The weights by their places in the model: a tied one has several, a module with several names is one."""
     tied: dict[int, list[str]] = {}
-    left, met = [("", model)], set()
-    while left:  # as `named_modules` goes, which is a generator of generators: each module once
-        path, module = left.pop()
-        if module in met:
-            continue
-        met.add(module)
+    for path, module in model.named_modules():  # each module once
         for name, leaf in (*module._parameters.items(), *module._buffers.items()):
             if leaf is not None:
-                tied.setdefault(id(leaf), []).append(path + name)
-        inside = [(f"{path}{name}.", child) for name, child in module._modules.items() if child is not None]
-        left += reversed(inside)
+                tied.setdefault(id(leaf), []).append(f"{path}.{name}" if path else name)
     places = {name: names for names in tied.values() for name in names}
     return {place: leaf for name, leaf in at.items() for place in places.get(name, [name])}

@@ -292,7 +292,7 @@ def _uniforms(count: int, source: Sampler) -> NDArray[np.float64]:
             raise PrivacyError(
                 f"the source of draws, a {type(source).__name__}, gave {count} numbers of mean {np.mean(drawn):.3g}, "
                 "and uniform ones on [0, 1) have 0.5: units would join a step at another rate than is accounted for; "
-                "leave sampling out, and a sound source is taken"
+                "leave sampling out, and a sound source is taken, or say private = False in its class"
             )
     return drawn
 
