@@ -13,7 +13,7 @@ JOBS   ?= 2
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt src/saltflat/privacy/box_muller.c
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "setting up $(VENV) (a minute or two, once)"
 	@$(PIP) torch==$$(sed -n 's/^torch==//p' constraints.txt)
@@ -57,5 +57,5 @@ format: $(STAMP) ## rewrite the sources in the house style
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 clean: ## remove .venv and every cache
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/saltflat/privacy/_box_muller.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

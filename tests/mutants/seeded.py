@@ -549,7 +549,11 @@ NUMBERS = (
         "plain-ghost-norm",
         "a norm whose terms cancel is taken as it comes",
         STEP + "test_a_record_whose_positions_cancel_is_still_clipped",
-        (PARTS, "return a.inner(b) + slack(own.dtype) * terms + 1024 * lost", "return a.inner(b)"),
+        (
+            PARTS,
+            "return a.inner(b).add_(terms, alpha=slack(roots.dtype)).add_(lost, alpha=least)",
+            "return a.inner(b)",
+        ),
     ),
     mutant(
         "inputs-mistaken",
@@ -567,13 +571,13 @@ NUMBERS = (
         "one-gradient-counted-once",
         "two maps of one input with one gradient at their outputs are in the norm as one",
         "gradients/test_layer_rules.py::test_rule_equals_loop[3-1-maps added]",
-        (PARTS, ", gram(*self.outputs))", ", gram(*{b.data_ptr(): b for b in self.outputs}.values()))"),
+        (PARTS, ", gram(*self.outputs)", ", gram(*{b.data_ptr(): b for b in self.outputs}.values())"),
     ),
     mutant(
         "blocks-counted-once",
         "what a position shares with those of the other half is in the norm once instead of twice",
         "gradients/test_layer_rules.py::test_a_gram_matrix_in_blocks_is_the_whole[17]",
-        (PARTS, " + 2 * sum(map(pair_sum", " + sum(map(pair_sum"),
+        (PARTS, "more.append(2 * pair_sum(x, y))", "more.append(pair_sum(x, y))"),
     ),
     mutant(
         "places-forgotten",
@@ -691,10 +695,26 @@ NOISE = (
         "noise of 0.99 standard deviations",
         "privacy/test_noise.py::test_b1_variance[torch.float32-SecureNoise]",
         (
-            "privacy/noise.py",
+            "privacy/box_muller.py",
             "    _polar(u.log_().add_(e), t, out)\n",
             "    _polar(u.log_().add_(e).mul_(0.98), t, out)\n",
         ),
+    ),
+    mutant(
+        "any-compiled-transform",
+        "a compiled transform is used whatever it makes of random words",
+        "privacy/test_noise.py::test_a_compiled_transform_that_says_otherwise_is_not_used[halved]",
+        (
+            "privacy/box_muller.py",
+            "return bool(((one - other).abs() <= 2e-6 * (1 + other.abs())).all())",
+            "return True",
+        ),
+    ),
+    mutant(
+        "few-pairs-transformed",
+        "the compiled transform is given one pair too few, and memory is released as it was found",
+        "privacy/test_noise.py::test_the_compiled_transform_leaves_no_pair_out_and_writes_nothing_else[8]",
+        ("privacy/box_muller.py", "out.data_ptr(), bits.shape[1])", "out.data_ptr(), bits.shape[1] - 1)"),
     ),
     mutant(
         "a-leaf-without-noise",

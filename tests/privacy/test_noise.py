@@ -14,6 +14,7 @@ from scipy import stats
 
 from saltflat.core.mechanism import Bounded, Exact, Noise, noised
 from saltflat.errors import ModelError, SettingError
+from saltflat.privacy import box_muller
 from saltflat.privacy import noise as module
 from saltflat.privacy.noise import (
     DiscreteNoise,
@@ -114,34 +115,104 @@ def exact_pair(high: int, low: int, angle: int) -> tuple[float, float]:
     return math.sqrt(-2 * log_u) * math.cos(t), math.sqrt(-2 * log_u) * math.sin(t)
 
 
-def single(words: np.ndarray) -> np.ndarray:
-    """The module's pairs for (3, n) words."""
+def single(words: np.ndarray, transform: box_muller.Transform = box_muller.single) -> np.ndarray:
+    """The pairs for (3, n) words."""
     n = words.shape[1]
-    out, scratch = torch.empty(2, n), torch.empty(3, n)
-    module._box_muller_single(torch.from_numpy(words.astype(np.int32)), out, scratch)
+    out, scratch = torch.full((2, n), math.nan), torch.full((3, n), math.nan)
+    transform(torch.from_numpy(words.astype(np.int32)), out, scratch)
     return out.double().numpy()
 
 
-def test_float32_pairs_equal_exact_arithmetic() -> None:
+BUILT = pytest.mark.skipif(
+    box_muller._library() is None, reason="box_muller.c was not compiled: no compiler here"
+)
+TRANSFORMS = [box_muller.single, pytest.param(box_muller.compiled, marks=BUILT)]
+both = pytest.mark.parametrize("transform", TRANSFORMS, ids=["torch", "compiled"])
+
+
+@both
+def test_float32_pairs_equal_exact_arithmetic(transform: box_muller.Transform) -> None:
     rng = np.random.default_rng(0)
     edges = np.array([0, 1, 2, 2**23, 2**24 - 2, 2**24 - 1])
     high = np.concatenate([rng.integers(0, 2**24, 2000), np.repeat(edges, 50)])
     low = np.concatenate([rng.integers(0, 2**31, 2250), np.resize([0, 1, 2**30, 2**31 - 1], 50)])
     angle = rng.integers(-(2**31), 2**31, 2300)
-    got = single(np.stack([high, low, angle]))
+    eighths = np.arange(
+        -(2**31), 2**31, 2**29
+    )  # where the compiled transform goes over to another quarter of a turn
+    angle[:24] = np.concatenate([eighths, eighths + 1, eighths + 2**29 - 1])
+    got = single(np.stack([high, low, angle]), transform)
     want = np.array([exact_pair(*map(int, word)) for word in zip(high, low, angle, strict=True)]).T
     assert np.isfinite(got).all()
     assert (np.abs(got - want) <= 1e-6 * np.hypot(*want) + 1e-7).all()
 
 
-def test_the_tail_ends_where_documented_and_the_radius_has_no_holes_at_zero() -> None:
+@both
+def test_the_tail_ends_where_documented_and_the_radius_has_no_holes_at_zero(
+    transform: box_muller.Transform,
+) -> None:
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    longest = single(np.stack([zero, zero, zero]))
+    longest = single(np.stack([zero, zero, zero]), transform)
     assert np.hypot(*longest)[0] == pytest.approx(math.sqrt(2 * 56 * math.log(2)), rel=1e-6)
     low = np.linspace(0, 2**31 - 1, 1000).astype(np.int64)
-    near = single(np.stack([(2**24 - 1) * np.ones_like(low), low, np.zeros_like(low)]))
+    near = single(np.stack([(2**24 - 1) * np.ones_like(low), low, np.zeros_like(low)]), transform)
     assert len(np.unique(np.hypot(*near))) > 990  # plain float32 has two radii here
-    assert np.isfinite(single(np.stack([(2**24 - 1) * one, (2**31 - 1) * one, zero]))).all()
+    assert np.isfinite(single(np.stack([(2**24 - 1) * one, (2**31 - 1) * one, zero]), transform)).all()
+
+
+@BUILT
+@pytest.mark.parametrize("n", [1, 2, 7, 8, 9, 1000])
+def test_the_compiled_transform_leaves_no_pair_out_and_writes_nothing_else(n: int) -> None:
+    words = np.random.default_rng(n).integers(-(2**31), 2**31, (3, n))
+    room = torch.full((2 * n + 2,), math.nan)
+    box_muller.compiled(torch.from_numpy(words.astype(np.int32)), room[1:-1].view(2, n), room)
+    assert np.allclose(room[1:-1].view(2, n), single(words), atol=2e-6)
+    assert bool(room[[0, -1]].isnan().all())
+
+
+def halved(bits: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+    """What a careless compiler might make of the transform: noise a hundredth too small."""
+    box_muller.single(bits.clone(), out, scratch)
+    out.mul_(0.99)
+
+
+def hollow(bits: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor) -> None:
+    """The correction for what rounding u lost, optimised away, as reordering sums would do."""
+    u = ((bits[0] & 0xFFFFFF) * 2.0**-24 + (bits[1] & 0x7FFFFFFF) * 2.0**-55 + 2.0**-56).float()
+    t = (bits[2].double() + 0.5) * math.pi * 2.0**-31
+    out.copy_((-2 * u.log()).sqrt() * torch.stack([t.cos(), t.sin()]))
+
+
+@pytest.mark.parametrize("compiled", [halved, hollow])
+def test_a_compiled_transform_that_says_otherwise_is_not_used(
+    compiled: box_muller.Transform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box_muller, "_library", lambda: object())
+    monkeypatch.setattr(box_muller, "compiled", compiled)
+    assert not box_muller.is_sound.__wrapped__()
+
+
+@BUILT
+def test_the_compiled_transform_is_sound_and_used_by_few_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert box_muller.is_sound()
+    assert box_muller.usual_transform() is box_muller.compiled
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    assert box_muller.usual_transform() is box_muller.single
+
+
+def test_without_a_compiler_torch_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box_muller, "find_spec", lambda name: None)
+    monkeypatch.setattr(box_muller, "_library", box_muller._library.__wrapped__)
+    monkeypatch.setattr(box_muller, "is_sound", box_muller.is_sound.__wrapped__)
+    assert box_muller.usual_transform() is box_muller.single
+    assert variance_is_right(draws(SecureNoise()))
+
+
+def test_a_seed_gives_the_same_noise_with_and_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    like = {"w": torch.empty(1001)}
+    one = SeededNoise(5).normal(like)["w"]
+    monkeypatch.setattr(box_muller, "is_sound", lambda: False)
+    assert torch.allclose(one, SeededNoise(5).normal(like)["w"], atol=2e-6)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 7, 1000, 2 * module._PAIRS + 3])

@@ -16,7 +16,7 @@ from torch import Tensor
 from saltflat.errors import ModelError
 from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.away import Away
-from saltflat.gradients.parts import Dense, Gathered, Part, combined, together
+from saltflat.gradients.parts import Dense, Gathered, Part, combined, squares, together
 from saltflat.gradients.standardised import Standardisation, Standardised
 from saltflat.gradients.tape import Tape, Weight
 from saltflat.tree import Tree, cut, is_sharded, wide
@@ -41,8 +41,8 @@ class Kept:
         """||g_i|| over all parameters jointly; (units,)."""
         some = next(iter(self.like.values()))
         square = torch.zeros(self.units, device=self.device, dtype=wide(some.dtype))
-        for part in together(self.parts):
-            square += part.square()
+        for each in squares(together(self.parts)):
+            square += each
         # A ghost norm is a sum with cancellation: rounding may leave a tiny negative number. NaN stays NaN.
         return torch.where(square < 0, 0, square).sqrt()
 

@@ -176,7 +176,11 @@ class Outer:
     def square(self) -> Tensor:
         if self.a.shape[1] == 1:
             return square_rows(self.a) * square_rows(self.b)
-        return gram_square(gram(self.a), gram(self.b))
+        return gram_square(*self.grams())
+
+    def grams(self) -> Grams:
+        """Of inputs and outputs, whose product entry by entry adds up to the square."""
+        return gram(self.a), gram(self.b)
 
     def dot(self, direction: Tree) -> Tensor:
         return pair_sum(self.a @ direction[self.name].to(self.a.dtype).mT, self.b)
@@ -269,7 +273,10 @@ class Siblings:
         return replace(self, inputs=inputs, outputs=outputs)
 
     def square(self) -> Tensor:
-        return gram_square(gram(*self.inputs).plus(len(self.biases[0])), gram(*self.outputs))
+        return gram_square(*self.grams())
+
+    def grams(self) -> Grams:
+        return gram(*self.inputs).plus(len(self.biases[0])), gram(*self.outputs)
 
     def weighted(self, weights: Tensor) -> Tree:
         widths = [x.shape[2] for x in self.inputs]
@@ -394,9 +401,12 @@ class Rows:
         return (self.name,)
 
     def square(self) -> Tensor:
+        return gram_square(*self.grams())
+
+    def grams(self) -> Grams:
         b = precise(self.b)
         same = self.rows.unsqueeze(2) == self.rows.unsqueeze(1)
-        return gram_square(Gram([b @ b.mT]), Gram([same.to(b.dtype)]))
+        return Gram([b @ b.mT]), Gram([same.to(b.dtype)])
 
     def dot(self, direction: Tree) -> Tensor:
         return pair_sum(direction[self.name].to(self.b.dtype)[self.rows], self.b)
@@ -527,18 +537,39 @@ class Gram:
     along: Sequence[Tensor]  # square blocks, one after the other, on the diagonal
     above: Sequence[Tensor] = ()  # the others above it: the whole is symmetric, so each stands for two
 
+    @classmethod
+    def stacked(cls, grams: Sequence[Gram]) -> Gram:
+        """The units of all of them, one after the other."""
+        if len(grams) == 1:
+            return grams[0]
+        along, above = ([g.along for g in grams], [g.above for g in grams])
+        return cls(*([torch.cat(each) for each in zip(*blocks, strict=True)] for blocks in (along, above)))
+
+    @property
+    def form(self) -> Hashable:
+        return (*((x.device, x.dtype, x.shape) for x in (*self.along, *self.above)),)
+
+    @property
+    def entries(self) -> int:
+        return sum(x.numel() for x in (*self.along, *self.above))
+
     def plus(self, number: int) -> Gram:
         """With a number added to every entry: as if each position had that many entries more, all of them 1."""
         return Gram([x + number for x in self.along], [x + number for x in self.above]) if number else self
 
     def diagonal(self) -> Tensor:
-        return torch.cat([block.diagonal(dim1=1, dim2=2) for block in self.along], 1).clamp(min=0)
+        first, *more = (block.diagonal(dim1=1, dim2=2) for block in self.along)
+        return torch.cat([first, *more], 1) if more else first
 
     def inner(self, other: Gram) -> Tensor:
         """sum_{t,s} A_ts B_ts with a matrix in the same blocks."""
-        total = sum(map(pair_sum, self.along, other.along))
-        return torch.as_tensor(total) + 2 * sum(map(pair_sum, self.above, other.above))
+        first, *more = map(pair_sum, self.along, other.along)
+        for x, y in zip(self.above, other.above, strict=True):
+            more.append(2 * pair_sum(x, y))
+        return added_up([first, *more]) if more else first
 
+
+Grams = tuple[Gram, Gram]
 
 # Positions of which a Gram matrix is taken by halves. Where a processor's vectors hold 16 numbers, a product of 17 x 17
 # takes twice the time of one of 16 x 16; where they hold 8, halves of 17 to 20 took 1.3 to 1.8 times the whole's time.
@@ -574,11 +605,36 @@ def gram_square(a: Gram, b: Gram) -> Tensor:
 
     *Guarantee*: such a record is clipped harder than its exact norm asks for, never less.
     """
-    own, other = a.diagonal(), b.diagonal()
-    terms = (own * other).sqrt().sum(1).square()
+    roots = torch.stack([a.diagonal(), b.diagonal()]).clamp_(min=0).sqrt_()  # ||a_t||, ||b_t||
+    terms = torch.linalg.vecdot(*roots).square_()
     # Entries whose squares vanish, beside a large factor: each Gram entry may have lost a few of the smallest numbers.
-    lost = tiny(own.dtype) ** 2 * (own.sqrt().sum(1).square() + other.sqrt().sum(1).square())
-    return a.inner(b) + slack(own.dtype) * terms + 1024 * lost
+    lost = roots.sum(2).square_().sum(0)
+    least = 1024 * tiny(roots.dtype) ** 2
+    return a.inner(b).add_(terms, alpha=slack(roots.dtype)).add_(lost, alpha=least)
+
+
+SMALL = (
+    1 << 18
+)  # entries of a Gram matrix, over all units: starting an operation takes longer than to compute it
+
+
+def squares(parts: Iterable[Part | Siblings]) -> Iterator[Tensor]:
+    """||g_i||^2 of the parts, or of several together: small Gram matrices of one form wait for each other."""
+    waiting: dict[Hashable, list[Grams]] = {}
+    for part in parts:
+        if not isinstance(part, (Outer, Siblings, Rows)) or (
+            isinstance(part, Outer) and part.a.shape[1] == 1
+        ):
+            yield part.square()
+            continue
+        pair = part.grams()
+        if pair[0].entries > SMALL:
+            yield gram_square(*pair)
+        else:
+            waiting.setdefault((pair[0].form, pair[1].form), []).append(pair)
+    for pairs in waiting.values():
+        a, b = (Gram.stacked(grams) for grams in zip(*pairs, strict=True))
+        yield gram_square(a, b).view(len(pairs), -1).sum(0)
 
 
 def added_up(values: Sequence[Tensor]) -> Tensor:

@@ -11,6 +11,7 @@ What needs no order in time, the slopes of the gates above all, is taken for all
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -61,11 +62,14 @@ class LSTMCell:
 
     def forward(self, x: Tensor, u: Tensor, b: Tensor | None, kept: Kept) -> None:
         h, c, tanh_g, tanh_c = (kept[name].unbind() for name in ("h", "c", "tanh g", "tanh c"))
+        torch.add(x, 0 if b is None else b, out=kept["gates"])  # with time first, all at once
         gates, each = kept["gates"].unbind(), [gate.unbind() for gate in kept["gates"].chunk(4, 2)]
+        u = u.clone()
+        for doubled in (kept["gates"].chunk(4, 2)[2], u.chunk(4)[2]):
+            doubled.mul_(2)  # tanh(g) = 2 sigmoid(2 g) - 1: one call for all four gates
         for t, (z, i, f, g, o) in enumerate(zip(gates, *each, strict=True)):
-            torch.addmm(x[t], h[t], u.mT, out=z)
-            torch.tanh(g, out=tanh_g[t])
-            z.sigmoid_()  # g's too: one call for all four costs less than three
+            z.addmm_(h[t], u.mT).sigmoid_()
+            torch.sub(g, 1, out=tanh_g[t]).add_(g)
             torch.mul(f, c[t], out=c[t + 1]).addcmul_(i, tanh_g[t])
             torch.tanh(c[t + 1], out=tanh_c[t])
             torch.mul(o, tanh_c[t], out=h[t + 1])
@@ -152,9 +156,10 @@ class PlainCell:
 
     def forward(self, x: Tensor, u: Tensor, b: Tensor | None, kept: Kept) -> None:
         h = kept["h"].unbind()
-        for t in range(len(x)):
-            torch.addmm(x[t], h[t], u.mT, out=h[t + 1])
-            h[t + 1].relu_() if self._relu else h[t + 1].tanh_()
+        torch.add(x, 0 if b is None else b, out=kept["h"][1:])
+        for before, after in pairwise(h):
+            after.addmm_(before, u.mT)
+            after.relu_() if self._relu else after.tanh_()
 
     def backward(self, outputs: Tensor, ends: State, u: Tensor, kept: Kept, z: Tensor) -> State:
         after = kept["h"][1:]
@@ -178,8 +183,6 @@ class _Unrolled(torch.autograd.Function):
             kept[name][0] = value
         for name, times in cell.keeps.items():
             kept[name] = x.new_empty(time, rows, times * u.shape[1])
-        if b is not None and not isinstance(cell, GRUCell):
-            x, b = x + b, None  # where nothing comes between the two biases, they are added once
         cell.forward(x, u, b, kept)
         ctx.cell, ctx.kept, ctx.u, ctx.shape = cell, kept, u, x.shape
         return kept["h"][1:].transpose(0, 1).contiguous(), *(kept[name][-1].clone() for name in cell.states)

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saltflat.errors import ModelError, SettingError
+from saltflat.privacy.box_muller import double, usual_transform
 from saltflat.privacy.limits import SEEDED
 from saltflat.tree import Tree
 
 Integers = NDArray[np.int64]
-
 
 _PAIRS = 1 << 17  # pairs of Gaussians per chunk: long enough for two threads, short enough for the cache
 _MAX_SCALE = 1 << 20  # keeps every product of the exact sampler below 2^63
@@ -249,7 +249,7 @@ def _fill(key: bytes, out: Tensor) -> None:
     """Fill the flat ``out``, of even length, with the Gaussians of one key, chunk by chunk."""
     single = out.dtype == torch.float32
     size = 12 if single else 16  # bytes of keystream per pair
-    box_muller = _box_muller_single if single else _box_muller_double
+    box_muller = usual_transform() if single else double
     stream, space = _keystream(key), _WORKSPACE
     scratch = space.single if single else space.double
     words = torch.frombuffer(space.buffer, dtype=torch.int32 if single else torch.int64)
@@ -262,53 +262,6 @@ def _fill(key: bytes, out: Tensor) -> None:
 
 def _keystream(key: bytes) -> CipherContext:
     return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-
-
-def _constant(value: float) -> Tensor:
-    """As a tensor of no dimensions: half the cost per call of a Python number."""
-    return torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64, device="cpu")
-
-
-_LOW_24, _LOW_31, _LOW_53 = (_constant(2**bits - 1) for bits in (24, 31, 53))
-_HALF_CELL_55, _HALF_CELL_53 = _constant(2.0**-56), _constant(2.0**-54)
-_HALF_TURN_32, _HALF_TURN_64 = (_constant(math.pi * 2.0**-bits) for bits in (32, 64))
-_MINUS_2 = _constant(-2.0)
-
-
-def _box_muller_single(bits: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """u = a 2^-24 + b, b = (2 i + 1) 2^-56, with a of 24 and i of 31 bits; t = (j + 1/2) 2 pi / 2^32.
-
-    Rounding u to float32 would leave holes around radius 0, where u is next to 1. What the rounding lost,
-    e, is added back to first order: ln(u + e) = ln u + e, as exact as float32 can hold for every u.
-    """
-    high, low, angle = bits
-    a, b, u = scratch
-    a.copy_(high.bitwise_and_(_LOW_24))
-    b.copy_(low.bitwise_and_(_LOW_31))
-    torch.add(_HALF_CELL_55, b, alpha=2.0**-55, out=b)
-    torch.add(b, a, alpha=2.0**-24, out=u)
-    torch.sub(u, a, alpha=2.0**-24, out=a)
-    e = b.sub_(a)
-    t = torch.add(_HALF_TURN_32, a.copy_(angle), alpha=math.pi * 2.0**-31, out=a)
-    _polar(u.log_().add_(e), t, out)
-
-
-def _box_muller_double(bits: Tensor, out: Tensor, scratch: Tensor) -> None:
-    """u = (2 i + 1) 2^-54 with i of 53 bits; t = (j + 1/2) 2 pi / 2^64."""
-    high, angle = bits
-    t, _, u = scratch
-    u.copy_(high.bitwise_and_(_LOW_53))
-    torch.add(_HALF_CELL_53, u, alpha=2.0**-53, out=u)
-    torch.add(_HALF_TURN_64, t.copy_(angle), alpha=math.pi * 2.0**-63, out=t)
-    _polar(u.log_(), t, out)
-
-
-def _polar(log_u: Tensor, t: Tensor, out: Tensor) -> None:
-    """out = sqrt(-2 log_u) (cos t, sin t)."""
-    radius = log_u.mul_(_MINUS_2).sqrt_()
-    cos, sin = out
-    torch.cos(t, out=cos).mul_(radius)
-    torch.sin(t, out=sin).mul_(radius)
 
 
 def discrete_gaussian(shape: int | tuple[int, ...], scale: int) -> Integers:
