@@ -21,7 +21,7 @@ CHUNK = 256  # examples in memory at once, where all are asked about
 TOGETHER = (
     128  # rows of minibatches that share a pass: alone, such small ones take longer to start than to run
 )
-HELD = 1 << 24  # numbers of the gradients that such a pass holds at once
+HELD = 1 << 26  # numbers of the gradients that such a pass holds at once
 DEEP, MANY = 6, 64  # how far what holds units is looked into, and lists that are no list of examples
 
 

@@ -183,10 +183,11 @@ def _is_known(tape: Tape, name: str, how: Standardisation) -> bool:
 
 def carried_back(tape: Tape, weight: Weight, part: Part) -> list[Part]:
     """Per-unit gradients at a derived weight -> per-unit gradients at its parameters, by a batched backward."""
+    traced = weight.traced  # from here on its parameters are traced, too
     leaves = {name: root.traced for name, root in tape.roots.items() if root.is_traced}
     (stack,) = part.dense().values()
     grads = torch.autograd.grad(
-        weight.traced,
+        traced,
         list(leaves.values()),
         stack.to(weight.value.dtype),
         is_grads_batched=True,

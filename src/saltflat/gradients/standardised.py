@@ -40,8 +40,11 @@ def standardised(weight: Tensor, gain: Tensor | None = None) -> Tensor:
     if has_torch_function_variadic(weight):
         return handle_torch_function(standardised, (weight,), weight, gain)
     centred, square = _centred(weight)
-    unit = centred / square.clamp(min=FLOOR).sqrt()
-    return unit if gain is None else unit * gain.view(-1, *[1] * (weight.ndim - 1))
+    return _times_gain(centred / square.clamp(min=FLOOR).sqrt(), gain)
+
+
+def _times_gain(unit: Tensor, gain: Tensor | None) -> Tensor:
+    return unit if gain is None else unit * gain.view(-1, *[1] * (unit.ndim - 1))
 
 
 def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -285,20 +288,23 @@ class Carried:
 @rule(standardised, table=DERIVATIONS)
 def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) -> Tensor:
     """Put the standardised weight on the tape, with what its gradients need."""
-    with torch.enable_grad():
-        traced = func(tape.traced(weight), tape.traced(gain))
     w, g = tape.weight(weight), tape.weight(gain)
-    centred, square = _centred(precise(weight))  # the norm below is that of a u of mean 0 and length 1
+    centred, square = _centred(precise(weight))
     root = square.clamp(min=FLOOR).sqrt()
+    unit = centred / root
     slope = (1 / root).flatten() if gain is None else precise(gain) / root.flatten()
     roots = all(x is None or x.name in tape.roots for x in (w, g))
     how = Standardisation(
         weight=w.name if w else None,
         gain=g.name if g else None,
-        unit=centred / root,
+        unit=unit,
         slope=slope,
         clamped=square.flatten() < FLOOR,
         gain_value=gain,
         units=tape.rows // tape.views,
     )
-    return tape.share(traced, how=how if roots else None)
+    value = _times_gain(unit, gain).to(weight.dtype)
+    again = lambda: func(
+        w.traced_as(weight) if w else weight, g.traced_as(gain) if g and gain is not None else gain
+    )
+    return tape.share(value, again, how=how if roots else None)

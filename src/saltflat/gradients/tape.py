@@ -114,6 +114,7 @@ class Weight:
         repeats: Weight | None = None,
         how: Any = None,
         back: Callable[[Part], Part] | None = None,
+        again: Callable[[], Tensor] | None = None,
     ):
         self.name = name
         self.value = value
@@ -121,6 +122,7 @@ class Weight:
         self.how = how  # what a rule knows of a weight that it standardised
         self.back = back  # its part -> the parameter's, where that needs no automatic differentiation
         self._traced = traced
+        self._again = again  # makes it once more inside a graph, if anybody asks
 
     @property
     def source(self) -> Weight:
@@ -130,8 +132,15 @@ class Weight:
     @property
     def traced(self) -> Tensor:
         """The same value inside a graph of its own that leads back to the parameters."""
-        if self._traced is None:
-            self._traced = self.value.detach().requires_grad_(self.value.is_floating_point())
+        return self.traced_as(self.value)
+
+    def traced_as(self, value: Tensor) -> Tensor:
+        """The same, by whoever still holds the ``value``: a weight that is elsewhere is here for a while only."""
+        if self._traced is None and self._again is not None:
+            with torch.enable_grad():
+                self._traced = self._again()
+        elif self._traced is None:
+            self._traced = value.detach().requires_grad_(value.is_floating_point())
         return self._traced
 
     @property
@@ -302,10 +311,14 @@ class Tape(TorchFunctionMode):
         """Run a function with the rule for functions without a rule."""
         return RULES[None](self, func, *args, **kwargs)
 
-    def share(self, traced: Tensor, repeats: Weight | None = None, **ways: Any) -> Tensor:
-        """Put a tensor made from weights on the tape; the value is what the model goes on with."""
+    def share(self, traced: Tensor, again: Callable[[], Tensor] | None = None, **ways: Any) -> Tensor:
+        """Put a tensor made from weights on the tape; the value is what the model goes on with.
+
+        ``again`` makes one inside a graph where ``traced`` is a value alone: few weights are ever asked for it.
+        """
         value = traced.detach()
-        weight = Weight(f"#{len(self.derived)}", value, traced=traced, repeats=repeats, **ways)
+        own = None if again else traced
+        weight = Weight(f"#{len(self.derived)}", value, traced=own, again=again, **ways)
         self.derived[weight.name] = self._weights[id(value)] = weight
         self._shared[id(value)] = value
         return value
