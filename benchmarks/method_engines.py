@@ -61,7 +61,7 @@ def enough(batch: Batch) -> Batch:
 
 
 def many_views(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
-    """16 views of every image, as many rows at once as weight multiplicity has: what the two hold in memory is alike."""
+    """16 views of every image, as many rows in memory at once as weight multiplicity has."""
     some = max(1, len(batch[0]) // MANY)
     return augmented(model, enough(batch), place=place, views=MANY, physical=some)
 
