@@ -77,7 +77,7 @@ def multiplied(model: nn.Module, batch: Batch, *, place: Place | None = None) ->
     known = Public(per_example(model, supervised(losses)), TensorUnits(batch))
     few = len(units[0]) // UNITS_OF_A_PUBLIC_ONE
     method = WeightMultiplicity(public=known, radius=0.1, copies=MANY, batch=few)
-    return augmented(model, units, place=place, views=MANY, method=method, physical=len(batch[0]))
+    return augmented(model, units, place=place, views=MANY, method=method, physical=len(units[0]))
 
 
 _sgd = partial(private, method=DPSGD())

@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_made_is_said_before_anything_runs(tmp_path: Pat
     assert done.stdout.count("\n") == 2  # what is claimed, and on what it would have trained
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_says_what_was_done(number: int, tmp_path: Path) -> None:
     words = command("--runs", "40000", "--together", "40", "--out", str(tmp_path))
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -169,7 +169,7 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(
     assert short("--ledger", tmp_path / "a.ledger", "--out", tmp_path / "kept")[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGINT])
 def test_a_signal_ends_the_step_keeps_it_and_exits_with_128_and_its_number(
     tmp_path: Path, number: int
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_dry_run_touches_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     ("number", "method"),
     [
         (signal.SIGINT, "dp-sat"),
-        (signal.SIGTERM, "dp-sat"),
+        pytest.param(signal.SIGTERM, "dp-sat", marks=pytest.mark.slow),
         (signal.SIGKILL, "dp-sat"),
         (signal.SIGKILL, "sai"),  # in its first phase, whose steps cost many of the second
     ],

@@ -139,7 +139,7 @@ class TestWeightMultiplicity:
         own, seen = per_example(MODEL, supervised(CRITERION)), []
         assert [own.at_once(5, [WEIGHTS] * points) for points in (1, 2)] == [5, 5]
         monkeypatch.setattr("saltflat.core.contribution.ROOM", 4 * flat(WEIGHTS).numel())
-        assert own.at_once(17, [WEIGHTS] * 2) == 9  # not 4: a pass is to be worth its start
+        assert own.at_once(25, [WEIGHTS] * 2) == 13  # not 4: a pass is to be worth its start
         monkeypatch.setattr("saltflat.core.contribution.FEWEST", 1)
         assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6, 9)] == [1, 4, 3, 3, 3]
         assert own.at_once(5, [WEIGHTS]) == 5
