@@ -1,4 +1,4 @@
-/* Box and Muller's transform of random words, in one pass: what `noise.py` else does in eighteen.
+/* Box and Muller's transform of random words, in one pass: what `box_muller.py` else does in eighteen.
  *
  * (sqrt(-2 ln u) cos t, sqrt(-2 ln u) sin t), from words of 32 bits of which the first gives 24, the second 31 and the
  * third all of its bits:
