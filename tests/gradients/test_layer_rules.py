@@ -101,11 +101,16 @@ def standards(side: int, *, kernel: int, stride: int) -> nn.Module:
 
 @pytest.mark.parametrize(("kernel", "stride"), [(3, 1), (4, 2), (3, 2), (1, 2)])
 @pytest.mark.parametrize("points", [2, 9])
+@pytest.mark.parametrize("factors", [True, False])
 def test_standardised_weights_at_several_points(
-    kernel: int, stride: int, points: int, monkeypatch: pytest.MonkeyPatch
+    kernel: int, stride: int, points: int, factors: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each point has a length and a direction of its own; no point's gradients go back through a graph one by one."""
+    """Each point has a length and a direction of its own; no point's gradients go back through a graph one by one.
+
+    At 9 points some are subtracted while others are still to come, and some at the end.
+    """
     monkeypatch.setattr(chunks, "carried_back", None)
+    monkeypatch.setattr("saltflat.gradients.conv.factors_are_cheaper", lambda *args: factors)
     family = Family(lambda: standards(6, kernel=kernel, stride=stride), (8, 6, 6))
     model, (x, y) = build(family), family.data(4)
     point, source = trained(model), torch.Generator().manual_seed(3)

@@ -336,6 +336,22 @@ UNITS_APART = (
         ),
     ),
     mutant(
+        "mean-of-the-last-point",
+        "of several points that wait, only the last one's mean is subtracted from standardised gradients",
+        "gradients/test_layer_rules.py::test_standardised_weights_at_several_points[False-9-3-1]",
+        (
+            "gradients/standardised.py",
+            "        self._numbers[:, :, 0] += flat.mT\n",
+            "        self._numbers[:, :, 0] = flat.mT\n",
+        ),
+    ),
+    mutant(
+        "waiting-again",
+        "what was subtracted from standardised gradients is subtracted once more with the next points",
+        "gradients/test_layer_rules.py::test_standardised_weights_at_several_points[False-9-3-1]",
+        ("gradients/standardised.py", "        self._numbers.zero_()\n", ""),
+    ),
+    mutant(
         "views-across-units",
         "views that have points of their own are dealt out by the place of a row in the batch",
         "methods/test_public.py::TestWeightMultiplicity::test_view_k_is_asked_at_weights_k",

@@ -117,7 +117,7 @@ def _said(batch: Batch) -> str:
 
 
 ROOM = 1 << 25  # numbers: gradients of units that several points may hold at once
-FEWEST = 24  # units at once, however large the model: fewer take longer to start than to run
+FEWEST = 16  # units at once, however large the model: fewer take longer to start than to run
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 

@@ -16,7 +16,7 @@ Gradients or their norm alone: `factors_are_cheaper` decides, with the cost mode
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -123,9 +123,12 @@ class Patches:
         return {self.name: self.geometry.weight_gradient(x.flatten(0, 1), grad.flatten(0, 1))}
 
     def dense(self) -> Tree:
+        return self.multiplied().dense()
+
+    def multiplied(self) -> Dense | Taps:
+        """The gradients themselves."""
         images = self.x.shape[1]
-        part = dense_part(self.name, self.x.flatten(0, 1), self.grad.flatten(0, 1), self.geometry, images)
-        return part.dense()
+        return dense_part(self.name, self.x.flatten(0, 1), self.grad.flatten(0, 1), self.geometry, images)  # type: ignore[return-value]
 
     def erased(self, dead: Tensor) -> Patches:
         return replace(self, x=blank(self.x, dead), grad=blank(self.grad, dead))
@@ -201,13 +204,16 @@ class Taps:
         """A number for each output channel, in a form that multiplies ``values``."""
         return numbers.view(-1, 1)
 
-    def by_channel(self, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """(out, units, in) of ``values``, a view, beside (out, directions, in), kernel element by kernel element."""
+    @property
+    def by_place(self) -> Tensor:
+        """``values`` as (places, units, channels, entries), a view; a place is a kernel element."""
+        return self.values.view(-1, *self.values.shape[2:])
+
+    def placed(self, direction: Tensor) -> Tensor:
+        """What has the parameter's shape, as ``values`` lie for a unit: (places, channels, entries)."""
         (high, wide), s = self.values.shape[:2], self.phases
-        split = directions.unflatten(4, (wide, s)).unflatten(3, (high, s)).permute(3, 5, 1, 0, 2, 4, 6)
-        split = split.flatten(4)  # (high, wide, out, directions, in s s), as `_kernels` undoes it
-        for i, j in product(range(high), range(wide)):
-            yield self.values[i, j].transpose(0, 1), split[i, j].contiguous()
+        split = direction.unflatten(3, (wide, s)).unflatten(2, (high, s)).permute(2, 4, 0, 1, 3, 5)
+        return split.flatten(3).flatten(0, 1)  # as `_kernels` undoes it
 
     def _kernels(self, values: Tensor) -> Tensor:
         """(high, wide, units, out, in s s) -> (units, out, in, high s, wide s)."""
@@ -249,8 +255,8 @@ class Summed:
     def names(self) -> tuple[str, ...]:
         return (self.name,)
 
-    def start(self) -> None:
-        """Be the one that other points are added to."""
+    def start(self, points: int) -> None:
+        """Be the one that other points are added to, ``points`` in all."""
         self.taps()
 
     def take(self, other: Summed) -> None:
@@ -259,13 +265,13 @@ class Summed:
         if factors is None or self._images > 1:
             taps.take(other.taps())
         else:
-            shifted_gradients(factors[0], _scaled(factors[1], other._scale), self._geometry, taps.values)
+            shifted_gradients(*factors, self._geometry, scale=other._scale, total=taps.values)
 
     def taps(self) -> Taps:
         """The gradients, multiplied."""
         if self._factors is not None:
-            (x, grad), self._factors = self._factors, None
-            values = shifted_gradients(x, _scaled(grad, self._scale), self._geometry)
+            factors, self._factors = self._factors, None
+            values = shifted_gradients(*factors, self._geometry, scale=self._scale)
             self._taps = Taps(self.name, _by_unit(values, self._images), self._phases)
         assert self._taps is not None
         return self._taps
@@ -345,7 +351,8 @@ def dense_part(
     if unstrided.has_unit_stride and x.shape[1] >= MANY:
         if points > 1:
             return Summed(name, (x, grad), unstrided, images=images, phases=phases, scale=scale)
-        return Taps(name, _by_unit(shifted_gradients(x, grad, unstrided), images), phases)
+        return Taps(name, _by_unit(shifted_gradients(x, grad, unstrided, scale=scale), images), phases)
+    grad = _scaled(grad, scale)
     values = (grad.flatten(2) @ windows(x, unstrided, grad.shape[2:]).mT).view(-1, *geometry.shape)
     return Dense(name, values.unflatten(0, (-1, images)).sum(1) if images > 1 else values)
 
@@ -392,9 +399,12 @@ def windows(x: Tensor, geometry: Geometry, output: Sizes) -> Tensor:
 WORKING_SET = 8_000_000  # bytes of padded images that are worked on at once: they stay in the cache
 
 
-def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry, total: Tensor | None = None) -> Tensor:
+def shifted_gradients(
+    x: Tensor, grad: Tensor, geometry: Geometry, *, scale: Tensor | None = None, total: Tensor | None = None
+) -> Tensor:
     """(kernel height, kernel width, rows, out, in), one batched product per kernel element; added to ``total``.
 
+    ``scale``: a number for each output channel, by which its gradient is multiplied before.
     In a padded image with rows of length w, the pixel under kernel element (i, j) of output position t
     lies i w + j further on. The output's gradient gets the same row length, with zeros at the end.
     """
@@ -410,7 +420,8 @@ def shifted_gradients(x: Tensor, grad: Tensor, geometry: Geometry, total: Tensor
     for start in range(0, rows, few):
         some = slice(start, min(start + few, rows))
         count = some.stop - start
-        grads[:count, ..., : output[1]] = grad[some]
+        into = grads[:count, ..., : output[1]]
+        into.copy_(grad[some]) if scale is None else torch.mul(grad[some], scale.view(-1, 1, 1), out=into)
         images = x[some]
         if padded is not None:
             padded[:count, :, lines, columns] = images
@@ -474,7 +485,7 @@ def weight_part(
     gram_width = outputs + x.shape[1] + 40 if geometry.has_unit_stride else 2.5 * (outputs + math.prod(patch))
     if geometry.is_plain and factors_are_cheaper(positions, gram_width, math.prod(geometry.shape)):
         by_unit = lambda t: t.reshape(-1, images, *t.shape[1:])
-        return Patches(name, by_unit(x), by_unit(grad), geometry)
+        return Patches(name, by_unit(x), by_unit(_scaled(grad, scale)), geometry)
     return dense_part(name, x, grad, geometry, images, points, scale)
 
 

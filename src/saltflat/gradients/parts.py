@@ -147,9 +147,14 @@ class Dense:
         """A number for each output channel, the parameter's first axis, in a form that multiplies ``values``."""
         return numbers.view(-1, *[1] * (self.values.ndim - 2))
 
-    def by_channel(self, directions: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """(channels, units, entries) of ``values``, a view, beside (channels, directions, entries)."""
-        yield self.values.flatten(2).transpose(0, 1), directions.flatten(2).transpose(0, 1)
+    @property
+    def by_place(self) -> Tensor:
+        """``values`` as (places, units, channels, entries), a view; there is one place."""
+        return self.values.view(1, *self.values.shape[:2], -1)
+
+    def placed(self, direction: Tensor) -> Tensor:
+        """What has the parameter's shape, as ``values`` lie for a unit: (places, channels, entries)."""
+        return direction.flatten(1).unsqueeze(0)
 
     def scaled_square(self, scale: Tensor) -> Tensor:
         """||scale_o G_io||^2, summed over output channels o, the parameter's first axis."""
@@ -699,7 +704,7 @@ class Gathered:
             return
         if not (parts and is_adding(part)):
             if hasattr(part, "start"):
-                part.start()
+                part.start(self._points)
             parts.append(part)
         elif part.own or part.kind in self._own:
             parts[0].take(part)  # type: ignore[attr-defined]

@@ -92,11 +92,13 @@ class Standardisation:
         return replace(self, sums=sums, along=along)
 
     def carried(self, part: Dense | Patches | Summed | Taps) -> list[Part]:
-        """The gradients of the uses seen here, at W and at gain: parts to which those of other points can be added."""
+        """The gradients of the uses seen here, at W and at gain: parts to which those of other points can be added.
+
+        ``part``: s_o G_io.
+        """
         parts: list[Part] = []
         if self.weight is not None:
-            whole = Dense(part.name, *part.dense().values()) if isinstance(part, Patches) else part
-            parts.append(Carried(whole, self))
+            parts.append(Carried(part.multiplied() if isinstance(part, Patches) else part, self))
         if self.gain is not None:
             parts.append(Dense(self.gain, torch.as_tensor(self.along)))
         return parts
@@ -116,6 +118,16 @@ class Standardisation:
             along = along - flat.sum(2) * bias
         return along if self.gain_value is None else along / self.gain_value
 
+    @property
+    def flat(self) -> Tensor:
+        """mean(G_io); (units, channels)."""
+        return torch.as_tensor(self.sums) / self.unit[0].numel()
+
+    @property
+    def along_u(self) -> Tensor:
+        """<u_o, G_io> where it is subtracted; (units, channels)."""
+        return torch.where(self.clamped, 0, torch.as_tensor(self.along))
+
     def _by_unit(self, rows: Tensor) -> Tensor:
         return rows.view(self.units, -1, rows.shape[1]).sum(1)
 
@@ -124,8 +136,8 @@ class Standardisation:
         return tuple(name for name in (self.weight, self.gain) if name is not None)
 
     def back(self, grad: Tensor) -> Tree:
-        """Carry one gradient, or a stack of them, from the standardised weight back to W and gain."""
-        axes = tuple(range(-self.unit.ndim + 1, 0))
+        """Carry a gradient from the standardised weight back to W and gain."""
+        axes = tuple(range(1, self.unit.ndim))
         wide = lambda t: t.view(-1, *[1] * (self.unit.ndim - 1))
         along = (grad * self.unit).sum(axes, keepdim=True)
         flat = grad - grad.mean(axes, keepdim=True) - torch.where(wide(self.clamped), 0, along) * self.unit
@@ -133,7 +145,19 @@ class Standardisation:
         if self.weight is not None:
             tree[self.weight] = flat * wide(self.slope)
         if self.gain is not None:
-            tree[self.gain] = along.flatten(-self.unit.ndim)
+            tree[self.gain] = along.flatten()
+        return tree
+
+    def back_each(self, part: Dense | Taps) -> Tree:
+        """Carry every unit's gradient back; what they are along u and 1 is known."""
+        each, tree = lambda numbers: numbers.unsqueeze(-1), Tree()
+        if self.weight is not None:
+            values = part.by_place - each(self.flat)
+            values.addcmul_(each(self.along_u), part.placed(self.unit).unsqueeze(1), value=-1)
+            values.mul_(each(self.slope))
+            (tree[self.weight],) = replace(part, values=values.view(part.values.shape)).dense().values()
+        if self.gain is not None:
+            tree[self.gain] = torch.as_tensor(self.along)
         return tree
 
     def square(self, part: Dense | Patches | Taps) -> Tensor:
@@ -170,8 +194,7 @@ class Standardised:
         return self.how.back(total)
 
     def dense(self) -> Tree:
-        (values,) = self.part.dense().values()
-        return self.how.back(values)
+        return self.how.back_each(self.part.multiplied() if isinstance(self.part, Patches) else self.part)
 
     def erased(self, dead: Tensor) -> Standardised:
         return replace(self, part=self.part.erased(dead))
@@ -184,9 +207,44 @@ class Standardised:
         raise NotImplementedError("uses are combined before they are carried back")
 
 
-PUT_OFF = (
-    8  # points for which one product subtracts what is along u: it reads and writes all units' gradients
-)
+PUT_OFF = 8  # points whose u are subtracted by one product, which reads and writes all units' gradients
+
+
+class Waiting:
+    """What is still to be subtracted from units' gradients: for each of several points a number and a direction.
+
+        g_io -= flat_io + sum_k along_iko u_ko,   as one product in every channel: (units, points) (points, entries)
+
+    There is room for all of them from the first on: what is left of every pass by itself keeps free memory in pieces.
+    """
+
+    def __init__(self, part: Dense | Taps, points: int) -> None:
+        places, units, channels, entries = part.by_place.shape
+        self._part, self._points, self._filled = part, points, 0
+        self._numbers = part.values.new_zeros(channels, units, 1 + points)
+        self._directions = part.values.new_empty(places, channels, 1 + points, entries)
+        self._directions[:, :, 0] = 1
+
+    def add(self, flat: Tensor, along: Tensor, unit: Tensor) -> None:
+        """One more point; with the last for which there is room, all are subtracted."""
+        self._filled += 1
+        self._numbers[:, :, 0] += flat.mT
+        self._numbers[:, :, self._filled] = along.mT
+        self._directions[:, :, self._filled] = self._part.placed(unit)
+        if self._filled == self._points:
+            self.subtract()
+
+    def subtract(self) -> None:
+        """All that is here, if there is anything."""
+        if not self._filled:
+            return
+        filled = slice(1 + self._filled)
+        numbers = self._numbers[:, :, filled].contiguous()
+        for values, directions in zip(self._part.by_place, self._directions, strict=True):
+            # Into memory of its own: where a result does not lie in order, the product is taken matrix by matrix.
+            values.transpose(0, 1).sub_(torch.bmm(numbers, directions[:, filled]))
+        self._numbers.zero_()
+        self._filled = 0
 
 
 class Carried:
@@ -195,7 +253,7 @@ class Carried:
         g_io = sum_k s_ko G_iko - sum_k s_ko mean(G_iko) - sum_k s_ko <u_ko, G_iko> u_ko
 
     The first sum grows point by point, where it lies. What the others need is a number for each unit and channel, so
-    they wait, and are subtracted for several points at once: in every channel (units, points) times (points, entries).
+    they wait, and are subtracted for several points at once.
 
     *Guarantee*: norms and sums are those of the very numbers that are kept; no norm is a difference of larger ones.
     """
@@ -203,12 +261,9 @@ class Carried:
     own = True
 
     def __init__(self, part: Dense | Summed | Taps, how: Standardisation) -> None:
-        along, sums = torch.as_tensor(how.along), torch.as_tensor(how.sums)
         self._part, self._name = part, str(how.weight)
-        # What its gradients are still to be multiplied by: of `Summed` the factors were.
-        self._slope: Tensor | None = None if isinstance(part, Summed) else how.slope
-        self._flat = sums * (how.slope / how.unit[0].numel())  # (units, channels)
-        self._along = [(torch.where(how.clamped, 0, along) * how.slope, how.unit)]
+        self._own = how.flat * how.slope, how.along_u * how.slope, how.unit
+        self._waiting: Waiting | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -218,25 +273,21 @@ class Carried:
     def kind(self) -> Hashable:
         return Carried, self._part.kind
 
-    def start(self) -> None:
-        """Be the one that other points are added to."""
-        if isinstance(self._part, Summed):
-            self._part.start()
+    def start(self, points: int) -> None:
+        """Be the one that other points are added to, ``points`` in all."""
+        if self._waiting is None:
+            self._waiting = Waiting(self._plain(), -(-points // -(-points // PUT_OFF)))
+            self._waiting.add(*self._own)
+            del self._own  # nothing else holds on to u
 
     def take(self, other: Carried) -> None:
         """Add the gradients of another point, or of several."""
-        if isinstance(self._part, Summed) and isinstance(other._part, Summed):
-            self._part.take(other._part)
+        self.start(PUT_OFF)
+        if other._waiting is not None:
+            self._plain().take(other._settled())  # type: ignore[arg-type]
         else:
-            values, more = self._scaled().values, other._plain()
-            if other._slope is None:
-                values.add_(more.values)
-            else:
-                values.addcmul_(more.values, more.along_channels(other._slope))
-        self._flat = self._flat + other._flat
-        self._along += other._along
-        if len(self._along) >= PUT_OFF:
-            self._settled()
+            self._part.take(other._part)  # type: ignore[arg-type]
+            self._waiting.add(*other._own)  # type: ignore[union-attr]
 
     def beside(self, *others: Carried) -> Carried:
         for other in others:
@@ -259,30 +310,14 @@ class Carried:
         return self._settled().erased(dead)
 
     def _plain(self) -> Dense | Taps:
-        """The gradients as they were found or added up."""
+        """sum_k s_ko G_iko, from which something may have been subtracted."""
         return self._part.taps() if isinstance(self._part, Summed) else self._part
-
-    def _scaled(self) -> Dense | Taps:
-        """sum_k s_ko G_iko, in memory that is ours."""
-        part = self._plain()
-        if self._slope is not None:
-            values = part.values * part.along_channels(self._slope)
-            self._part = part = replace(part, values=values.contiguous())
-            self._slope = None
-        return part
 
     def _settled(self) -> Dense | Taps:
         """The gradients, with all that waits subtracted."""
-        part = replace(self._scaled(), name=self._name)
-        if self._along:
-            # Where factors or a result do not lie in order, a batched product is taken matrix by matrix.
-            numbers = torch.stack([self._flat, *(number for number, _ in self._along)], 2).transpose(0, 1)
-            numbers = numbers.contiguous()  # (channels, units, directions)
-            directions = [direction for _, direction in self._along]
-            for values, those in part.by_channel(torch.stack([torch.ones_like(directions[0]), *directions])):
-                values.sub_(torch.bmm(numbers, those))
-            self._flat, self._along = torch.zeros_like(self._flat), []
-        return part
+        self.start(1)
+        self._waiting.subtract()  # type: ignore[union-attr]
+        return replace(self._plain(), name=self._name)
 
 
 @rule(standardised, table=DERIVATIONS)

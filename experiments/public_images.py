@@ -1,9 +1,9 @@
-"""What 4 % of public images are worth on Fashion-MNIST at epsilon 2: five scenarios side by side, three seeds.
+"""What 4 % of public images are worth at epsilon 2: five scenarios side by side, three seeds.
 
-python experiments/public_fashion.py                 # fits the generator once, then fifteen private runs
-python experiments/public_fashion.py --scenarios cold warm --seed 0
-python experiments/public_fashion.py --data mnist --seed 0 --scenarios warm --warm-epochs 20 60
-python experiments/public_fashion.py --table runs/public_fashion.jsonl
+python experiments/public_images.py                  # Fashion-MNIST: fits the generator once, then fifteen private runs
+python experiments/public_images.py --data cifar10 --public 2000
+python experiments/public_images.py --data mnist --seed 0 --scenarios warm --warm-epochs 20 60
+python experiments/public_images.py --table runs/public_images.jsonl
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ from saltflat.warmup.scores import right
 SCENARIOS = ("cold", "warm", "warmsyn", "warmrandom", "extended")
 ON_MADE = ("warmsyn", "extended")
 WITHOUT_NOISE = "warmsyn, no noise"
-CROPS = PadCrop(2)
-SIDEWAYS = (CROPS, Flip())  # clothes look the same mirrored; digits do not
+VIEWS = {  # by which an image stays what it is: clothes and animals also when mirrored
+    "fashion-mnist": (PadCrop(2), Flip()),
+    "mnist": (PadCrop(2),),
+    "cifar10": (PadCrop(4), Flip()),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +54,9 @@ class Settings:
     seed: int  # of the first weights and of the warm-up; noise and samples are always secret
     epsilon: float = 2.0
     delta: float = 1e-5
-    public: int = 2400  # 4 % of 60,000, class-balanced, by seed 0 whatever the run's is
+    public: int = (
+        2400  # 4 % of 60,000, class-balanced, by seed 0 whatever the run's is; of CIFAR-10 it is 2,000
+    )
     seen: int = 64_000  # images that the generator is fitted by
     synthetic: int = 3000
     epochs: float = 1.0
@@ -67,12 +72,11 @@ class Settings:
     reach: float = 0.1  # of weight multiplicity
 
 
-def generator(settings: Settings) -> synthesis.Fit:
-    """Two minutes on one core."""
-    mirrored = settings.data != "mnist"
+def generator(settings: Settings, side: int) -> synthesis.Fit:
+    """Some minutes on one core, for images of ``side`` pixels."""
     return synthesis.Fit(
-        network=synthesis.UNet(channels=16, patch=2, attention=(7,), dropout=0.1),
-        augment=synthesis.NonLeaking(mirrored=mirrored),
+        network=synthesis.UNet(channels=16, patch=2, attention=(side // 4,), dropout=0.1),
+        augment=synthesis.NonLeaking(mirrored=Flip() in VIEWS[settings.data]),
         seen=settings.seen,
         batch=64,
         half_life=5_000.0,
@@ -87,6 +91,7 @@ TUNABLE = [each for each in fields(Settings) if each.name not in ("data", "scena
 class Prepared:
     """What all runs of a data set have in common: who is public, and what was made from them."""
 
+    shape: tuple[int, ...]
     parts: Shared
     test: Examples
     known: Known
@@ -99,16 +104,20 @@ def prepared(runs: Sequence[Settings], folder: Path, say: Callable[[str], None])
     parts = shared(split.train, settings.public, classes=10, seed=0)
     known = Known(split.shape, 10, split.train.scale, parts.public)
     if not any(run.scenario in (*ON_MADE, WITHOUT_NOISE) for run in runs):
-        return Prepared(parts, split.test, known)
+        return Prepared(split.shape, parts, split.test, known)
     kept = folder / f"{settings.data}-{settings.public}-{settings.seen}-{settings.synthetic}.npz"
     if not kept.exists():
-        _make(settings, parts, folder, kept, say)
+        _make(settings, split.shape[-1], parts, folder, kept, say)
     arrays = np.load(kept)
     images, labels = (torch.from_numpy(arrays[name]) for name in ("images", "labels"))
-    return Prepared(parts, split.test, replace(known, synthetic=known.examples(images / 255, labels)))
+    return Prepared(
+        split.shape, parts, split.test, replace(known, synthetic=known.examples(images / 255, labels))
+    )
 
 
-def _make(settings: Settings, parts: Shared, folder: Path, kept: Path, say: Callable[[str], None]) -> None:
+def _make(
+    settings: Settings, side: int, parts: Shared, folder: Path, kept: Path, say: Callable[[str], None]
+) -> None:
     """Fit the generator, or go on with it, and draw from it."""
     named = f"{settings.public} of {settings.data}, seed 0"
     lesson = Lesson(pixels(parts.public), parts.public.targets, 10, named)
@@ -118,7 +127,7 @@ def _make(settings: Settings, parts: Shared, folder: Path, kept: Path, say: Call
             say(f"generator, step {seen.step} of {seen.steps}, loss {seen.loss:.3f}")
 
     place = folder / f"{settings.data}-{settings.public}-{settings.seen}"
-    found = fitted_in(place, generator(settings), lesson, watch=told)
+    found = fitted_in(place, generator(settings, side), lesson, watch=told)
     labels = synthesis.even_labels(settings.synthetic, 10)
     made = found.draw(labels, steps=10, watch=lambda done, total: say(f"made {done} of {total}"))
     images = (made * 255).round().to(torch.uint8)
@@ -127,7 +136,7 @@ def _make(settings: Settings, parts: Shared, folder: Path, kept: Path, say: Call
 
 def stages(settings: Settings) -> tuple[warmup.WarmUp, ...]:
     """The warm-up of a scenario."""
-    views = SIDEWAYS if settings.data != "mnist" else (CROPS,)
+    views = VIEWS[settings.data]
     on_public = warmup.Supervised(on="public", epochs=settings.warm_epochs, batch_size=100, augment=views)
     on_made = warmup.Supervised(
         on="synthetic",
@@ -171,7 +180,7 @@ def plan_of(settings: Settings, size: int, model: nn.Module, made: Examples | No
 def run(settings: Settings, ready: Prepared, say: Callable[[str], None]) -> results.Result:
     """Warm up, train and measure once."""
     torch.manual_seed(settings.seed)
-    model, started = tanh_cnn_mnist(), time.perf_counter()
+    model, started = tanh_cnn_mnist(*ready.shape[:2]), time.perf_counter()
     for stage in stages(settings):
         stage.warmed(model, ready.known, seed=settings.seed, watch=lambda done, total: None)
     at_zero, warmed = right(model, ready.test), time.perf_counter()
@@ -185,8 +194,8 @@ def run(settings: Settings, ready: Prepared, say: Callable[[str], None]) -> resu
         plan = replace(plan, phases=tuple(replace(phase, noise_multiplier=0.0) for phase in plan.phases))
     views = {}
     if extended:
-        own = SIDEWAYS if settings.data != "mnist" else (CROPS,)
-        views = {"views": settings.copies, "augment": sf.data.augment(*own, views=settings.copies)}
+        drawn = sf.data.augment(*VIEWS[settings.data], views=settings.copies)
+        views = {"views": settings.copies, "augment": drawn}
     contribution = sf.per_example(model, sf.supervised(nn.CrossEntropyLoss(reduction="none")), **views)
     last: dict[str, float] = {}
 
@@ -254,7 +263,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", default="fashion-mnist", choices=("fashion-mnist", "mnist"))
+    parser.add_argument("--data", default="fashion-mnist", choices=tuple(VIEWS))
     parser.add_argument(
         "--scenarios", nargs="+", default=list(SCENARIOS), choices=(*SCENARIOS, WITHOUT_NOISE)
     )
@@ -262,10 +271,8 @@ def main(words: Sequence[str] | None = None) -> None:
     for each in TUNABLE:
         flag = f"--{each.name.replace('_', '-')}"
         parser.add_argument(flag, nargs="+", type=type(each.default), default=[each.default])
-    parser.add_argument(
-        "--folder", type=Path, default=Path("runs/public_fashion"), help="keeps the generator"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/public_fashion.jsonl"))
+    parser.add_argument("--folder", type=Path, default=Path("runs/public_images"), help="keeps the generator")
+    parser.add_argument("--out", type=Path, default=Path("runs/public_images.jsonl"))
     parser.add_argument("--table", type=Path, help="print the table of this file, and do nothing else")
     asked = parser.parse_args(words)
     if asked.table:
@@ -292,4 +299,4 @@ if __name__ == "__main__":
     try:
         main()
     except SaltflatError as error:
-        sys.exit(f"public_fashion: {error}")
+        sys.exit(f"public_images: {error}")

@@ -10,14 +10,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-import public_fashion
+import public_images
 import results
 
 from saltflat.warmup import Contrast, Supervised
 
 
 def result(scenario: str, seed: int, accuracy: float, epsilon: float | None = 2.0) -> results.Result:
-    settings = public_fashion.Settings(data="fashion-mnist", scenario=scenario, seed=seed)
+    settings = public_images.Settings(data="fashion-mnist", scenario=scenario, seed=seed)
     return {
         "settings": asdict(settings),
         "epsilon": epsilon,
@@ -32,9 +32,9 @@ def test_the_table_has_means_and_standard_errors(tmp_path: Path, capsys: pytest.
     file = tmp_path / "found.jsonl"
     for seed, accuracy in enumerate((0.80, 0.82, 0.84)):
         results.append(file, result("warm", seed, accuracy))
-    results.append(file, result(public_fashion.WITHOUT_NOISE, 0, 0.9, None))
+    results.append(file, result(public_images.WITHOUT_NOISE, 0, 0.9, None))
     results.append(file, result("cold", 0, 0.7))
-    public_fashion.main(["--table", str(file)])
+    public_images.main(["--table", str(file)])
     _, _, cold, warm, bare = capsys.readouterr().out.splitlines()
     assert cold.startswith("| fashion-mnist, cold | 1, 1 | 2.00 | 1 | 50.00 | 70.00 | 70.00 |")
     assert "| 3 | 50.00 ± 0.00 | 82.00 ± 1.15 |" in warm
@@ -42,23 +42,23 @@ def test_the_table_has_means_and_standard_errors(tmp_path: Path, capsys: pytest.
 
 
 def test_the_page_has_the_finished_runs() -> None:
-    here = Path(public_fashion.__file__).parent
-    found = results.read(here / "public_fashion.jsonl")
+    here = Path(public_images.__file__).parent
+    found = results.read(here / "public_images.jsonl")
     text = (here / "README.md").read_text()
-    assert text.split("<!-- public -->\n")[1].split("\n<!-- end of public -->")[0] == public_fashion.table(
+    assert text.split("<!-- public -->\n")[1].split("\n<!-- end of public -->")[0] == public_images.table(
         found
     )
     last = [one["settings"] for one in found if one["settings"]["epochs"] == 8 and one["settings"]["reach"]]
     seeds = {
         name: [each["seed"] for each in last if (each["data"], each["scenario"]) == ("fashion-mnist", name)]
-        for name in public_fashion.SCENARIOS
+        for name in public_images.SCENARIOS
     }
-    assert seeds == {name: [0, 1, 2] for name in public_fashion.SCENARIOS}
+    assert seeds == {name: [0, 1, 2] for name in public_images.SCENARIOS}
 
 
-@pytest.mark.parametrize("scenario", [*public_fashion.SCENARIOS, public_fashion.WITHOUT_NOISE])
+@pytest.mark.parametrize("scenario", [*public_images.SCENARIOS, public_images.WITHOUT_NOISE])
 def test_every_scenario_has_its_warm_up(scenario: str) -> None:
-    found = public_fashion.stages(public_fashion.Settings(data="fashion-mnist", scenario=scenario, seed=0))
+    found = public_images.stages(public_images.Settings(data="fashion-mnist", scenario=scenario, seed=0))
     kinds = {"cold": (), "warm": ("public",), "warmrandom": ("random",)}
     on = tuple(stage.on if isinstance(stage, Supervised) else "random" for stage in found)
     assert on == kinds.get(scenario, ("synthetic",))
@@ -68,6 +68,6 @@ def test_every_scenario_has_its_warm_up(scenario: str) -> None:
 def test_a_finished_run_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "found.jsonl"
     results.append(file, result("cold", 0, 0.7))
-    monkeypatch.setattr(public_fashion, "prepared", lambda runs, folder, say: None)
-    monkeypatch.setattr(public_fashion, "run", lambda settings, ready, say: pytest.fail("it was there"))
-    public_fashion.main(["--scenarios", "cold", "--seed", "0", "--out", str(file)])
+    monkeypatch.setattr(public_images, "prepared", lambda runs, folder, say: None)
+    monkeypatch.setattr(public_images, "run", lambda settings, ready, say: pytest.fail("it was there"))
+    public_images.main(["--scenarios", "cold", "--seed", "0", "--out", str(file)])
