@@ -341,15 +341,15 @@ UNITS_APART = (
         "gradients/test_layer_rules.py::test_standardised_weights_at_several_points[False-9-3-1]",
         (
             "gradients/standardised.py",
-            "        self._numbers[:, :, 0] += flat.mT\n",
-            "        self._numbers[:, :, 0] = flat.mT\n",
+            "        self._flat += flat.mT.unsqueeze(2)\n",
+            "        self._flat[:] = flat.mT.unsqueeze(2)\n",
         ),
     ),
     mutant(
         "waiting-again",
         "what was subtracted from standardised gradients is subtracted once more with the next points",
         "gradients/test_layer_rules.py::test_standardised_weights_at_several_points[False-9-3-1]",
-        ("gradients/standardised.py", "        self._numbers.zero_()\n", ""),
+        ("gradients/standardised.py", "        self._flat.zero_()\n", ""),
     ),
     mutant(
         "views-across-units",

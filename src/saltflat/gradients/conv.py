@@ -200,10 +200,6 @@ class Taps:
     def take(self, other: Taps) -> None:
         self.values.add_(other.values)
 
-    def along_channels(self, numbers: Tensor) -> Tensor:
-        """A number for each output channel, in a form that multiplies ``values``."""
-        return numbers.view(-1, 1)
-
     @property
     def by_place(self) -> Tensor:
         """``values`` as (places, units, channels, entries), a view; a place is a kernel element."""
@@ -342,10 +338,13 @@ def dense_part(
     points: int = 1,
     scale: Tensor | None = None,
 ) -> Dense | Taps | Summed:
-    """The gradients themselves; ``images`` rows to a unit. At several ``points`` they may be `Summed`."""
+    """The gradients themselves; ``images`` rows to a unit. At several ``points`` they may be `Summed`.
+
+    ``scale``: a number for each output channel that they are multiplied by.
+    """
     x, grad = precise(x), precise(grad)
     if not geometry.is_plain:
-        values = grouped_gradients(x, grad, geometry)
+        values = grouped_gradients(x, _scaled(grad, scale), geometry)
         return Dense(name, values.unflatten(0, (-1, images)).sum(1) if images > 1 else values)
     x, unstrided, phases = with_unit_stride(x, geometry, grad.shape[2:])
     if unstrided.has_unit_stride and x.shape[1] >= MANY:
@@ -404,7 +403,8 @@ def shifted_gradients(
 ) -> Tensor:
     """(kernel height, kernel width, rows, out, in), one batched product per kernel element; added to ``total``.
 
-    ``scale``: a number for each output channel, by which its gradient is multiplied before.
+    ``scale``: a number for each output channel that they are multiplied by.
+
     In a padded image with rows of length w, the pixel under kernel element (i, j) of output position t
     lies i w + j further on. The output's gradient gets the same row length, with zeros at the end.
     """

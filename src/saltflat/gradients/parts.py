@@ -143,10 +143,6 @@ class Dense:
     def take(self, other: Dense) -> None:
         self.values.add_(other.values)
 
-    def along_channels(self, numbers: Tensor) -> Tensor:
-        """A number for each output channel, the parameter's first axis, in a form that multiplies ``values``."""
-        return numbers.view(-1, *[1] * (self.values.ndim - 2))
-
     @property
     def by_place(self) -> Tensor:
         """``values`` as (places, units, channels, entries), a view; there is one place."""

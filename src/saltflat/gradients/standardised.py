@@ -221,16 +221,16 @@ class Waiting:
     def __init__(self, part: Dense | Taps, points: int) -> None:
         places, units, channels, entries = part.by_place.shape
         self._part, self._points, self._filled = part, points, 0
-        self._numbers = part.values.new_zeros(channels, units, 1 + points)
-        self._directions = part.values.new_empty(places, channels, 1 + points, entries)
-        self._directions[:, :, 0] = 1
+        self._flat = part.values.new_zeros(channels, units, 1)
+        self._along = part.values.new_empty(channels, units, points)
+        self._directions = part.values.new_empty(places, channels, points, entries)
 
     def add(self, flat: Tensor, along: Tensor, unit: Tensor) -> None:
         """One more point; with the last for which there is room, all are subtracted."""
-        self._filled += 1
-        self._numbers[:, :, 0] += flat.mT
-        self._numbers[:, :, self._filled] = along.mT
+        self._flat += flat.mT.unsqueeze(2)
+        self._along[:, :, self._filled] = along.mT
         self._directions[:, :, self._filled] = self._part.placed(unit)
+        self._filled += 1
         if self._filled == self._points:
             self.subtract()
 
@@ -238,12 +238,12 @@ class Waiting:
         """All that is here, if there is anything."""
         if not self._filled:
             return
-        filled = slice(1 + self._filled)
-        numbers = self._numbers[:, :, filled].contiguous()
+        filled = slice(self._filled)
+        along = self._along[:, :, filled].contiguous()
         for values, directions in zip(self._part.by_place, self._directions, strict=True):
             # Into memory of its own: where a result does not lie in order, the product is taken matrix by matrix.
-            values.transpose(0, 1).sub_(torch.bmm(numbers, directions[:, filled]))
-        self._numbers.zero_()
+            values.transpose(0, 1).sub_(torch.baddbmm(self._flat, along, directions[:, filled]))
+        self._flat.zero_()
         self._filled = 0
 
 
