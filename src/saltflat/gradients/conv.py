@@ -405,17 +405,19 @@ def shifted_gradients(
 
     ``scale``: a number for each output channel that they are multiplied by.
 
-    In a padded image with rows of length w, the pixel under kernel element (i, j) of output position t
-    lies i w + j further on. The output's gradient gets the same row length, with zeros at the end.
+    In a padded image with lines of length w, the pixel under kernel element (i, j) of output position t lies
+    i w + j further on. The output's gradient gets the same length of lines, with zeros at the end. Zeros before a line
+    of the image also stand behind the line above it, as products of zeros take their time too.
     """
     (rows, inputs, tall, wide), (_, outputs, *output) = x.shape, grad.shape
     (up, left), (down, right) = geometry.padding, geometry.dilation
-    width, padded_height = wide + 2 * left, tall + 2 * up
+    width = max(wide + left, output[1])
+    padded_height = tall + 2 * up + bool(left)  # zeros behind the last line are on a line of their own
     length = output[0] * width - (width - output[1])  # to the last output position
-    few = max(1, WORKING_SET // (x.element_size() * width * (inputs * padded_height + outputs * output[0])))
+    few = _at_once(rows, x.element_size() * width * (inputs * padded_height + outputs * output[0]))
     lines, columns = slice(up, up + tall), slice(left, left + wide)  # of an image within its padding
-    padded = _room(x, (min(few, rows), inputs, padded_height, width), lines, columns) if up or left else None
-    grads = _room(x, (min(few, rows), outputs, output[0], width), slice(0, output[0]), slice(0, output[1]))
+    padded = _room(x, (few, inputs, padded_height, width), lines, columns) if up or left else None
+    grads = _room(x, (few, outputs, output[0], width), slice(0, output[0]), slice(0, output[1]))
     values = x.new_empty(*geometry.shape[2:], rows, outputs, inputs) if total is None else total
     for start in range(0, rows, few):
         some = slice(start, min(start + few, rows))
@@ -432,6 +434,12 @@ def shifted_gradients(
             under, here = shifted[..., at : at + length].mT, values[i, j, some]
             torch.bmm(flat, under, out=here) if total is None else here.baddbmm_(flat, under)
     return values
+
+
+def _at_once(rows: int, size: int) -> int:
+    """How many rows of ``size`` bytes each are worked on together: parts of nearly one size, no thread idle in any."""
+    parts, threads = -(-rows * size // WORKING_SET), torch.get_num_threads()
+    return max(1, min(rows, -(-rows // (max(1, parts) * threads)) * threads))
 
 
 def _room(like: Tensor, shape: Sizes, lines: slice, columns: slice) -> Tensor:

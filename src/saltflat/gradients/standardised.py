@@ -40,17 +40,20 @@ def standardised(weight: Tensor, gain: Tensor | None = None) -> Tensor:
     if has_torch_function_variadic(weight):
         return handle_torch_function(standardised, (weight,), weight, gain)
     centred, square = _centred(weight)
-    return _times_gain(centred / square.clamp(min=FLOOR).sqrt(), gain)
-
-
-def _times_gain(unit: Tensor, gain: Tensor | None) -> Tensor:
-    return unit if gain is None else unit * gain.view(-1, *[1] * (unit.ndim - 1))
+    unit = centred / _wide(square.clamp(min=FLOOR).sqrt(), centred)
+    return unit if gain is None else unit * _wide(gain, unit)
 
 
 def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
-    axes = tuple(range(1, weight.ndim))
-    centred = weight - weight.mean(axes, keepdim=True)
-    return centred, centred.square().sum(axes, keepdim=True)
+    """c, and n per output channel."""
+    centred = weight - weight.mean(tuple(range(1, weight.ndim)), keepdim=True)
+    flat = centred.flatten(1)
+    return centred, torch.linalg.vecdot(flat, flat)
+
+
+def _wide(numbers: Tensor, like: Tensor) -> Tensor:
+    """A number per output channel, to be multiplied with a tensor of the weight's shape."""
+    return numbers.view(-1, *[1] * (like.ndim - 1))
 
 
 @dataclass
@@ -63,7 +66,8 @@ class Standardisation:
 
     weight: str | None
     gain: str | None
-    unit: Tensor  # u, in the weight's shape
+    centred: Tensor  # c, in the weight's shape
+    root: Tensor  # sqrt(n), per output channel: u = c / sqrt(n)
     slope: Tensor  # s, per output channel
     clamped: Tensor  # whether 1e-4 stands for n, per output channel
     gain_value: Tensor | None
@@ -119,9 +123,14 @@ class Standardisation:
         return along if self.gain_value is None else along / self.gain_value
 
     @property
+    def unit(self) -> Tensor:
+        """u, in the weight's shape."""
+        return self.centred / _wide(self.root, self.centred)
+
+    @property
     def flat(self) -> Tensor:
         """mean(G_io); (units, channels)."""
-        return torch.as_tensor(self.sums) / self.unit[0].numel()
+        return torch.as_tensor(self.sums) / self.centred[0].numel()
 
     @property
     def along_u(self) -> Tensor:
@@ -137,13 +146,12 @@ class Standardisation:
 
     def back(self, grad: Tensor) -> Tree:
         """Carry a gradient from the standardised weight back to W and gain."""
-        axes = tuple(range(1, self.unit.ndim))
-        wide = lambda t: t.view(-1, *[1] * (self.unit.ndim - 1))
-        along = (grad * self.unit).sum(axes, keepdim=True)
-        flat = grad - grad.mean(axes, keepdim=True) - torch.where(wide(self.clamped), 0, along) * self.unit
+        axes, unit = tuple(range(1, grad.ndim)), self.unit
+        along = (grad * unit).sum(axes, keepdim=True)
+        flat = grad - grad.mean(axes, keepdim=True) - torch.where(_wide(self.clamped, grad), 0, along) * unit
         tree: Tree = {}
         if self.weight is not None:
-            tree[self.weight] = flat * wide(self.slope)
+            tree[self.weight] = flat * _wide(self.slope, grad)
         if self.gain is not None:
             tree[self.gain] = along.flatten()
         return tree
@@ -163,7 +171,7 @@ class Standardisation:
     def square(self, part: Dense | Patches | Taps) -> Tensor:
         """||back(G_i)||^2 for every unit."""
         sums, along = torch.as_tensor(self.sums), torch.as_tensor(self.along)
-        projected = sums.square() / self.unit[0].numel() + torch.where(self.clamped, 0, along.square())
+        projected = sums.square() / self.centred[0].numel() + torch.where(self.clamped, 0, along.square())
         scaled = part.scaled_square(self.slope)
         square = scaled * (1 + slack(scaled.dtype)) - projected @ self.slope.square()
         if self.weight is None:
@@ -225,11 +233,11 @@ class Waiting:
         self._along = part.values.new_empty(channels, units, points)
         self._directions = part.values.new_empty(places, channels, points, entries)
 
-    def add(self, flat: Tensor, along: Tensor, unit: Tensor) -> None:
+    def add(self, flat: Tensor, along: Tensor, direction: Tensor) -> None:
         """One more point; with the last for which there is room, all are subtracted."""
         self._flat += flat.mT.unsqueeze(2)
         self._along[:, :, self._filled] = along.mT
-        self._directions[:, :, self._filled] = self._part.placed(unit)
+        self._directions[:, :, self._filled] = self._part.placed(direction)
         self._filled += 1
         if self._filled == self._points:
             self.subtract()
@@ -262,7 +270,7 @@ class Carried:
 
     def __init__(self, part: Dense | Summed | Taps, how: Standardisation) -> None:
         self._part, self._name = part, str(how.weight)
-        self._own = how.flat * how.slope, how.along_u * how.slope, how.unit
+        self._own = how.flat * how.slope, how.along_u * (how.slope / how.root), how.centred
         self._waiting: Waiting | None = None
 
     @property
@@ -278,7 +286,7 @@ class Carried:
         if self._waiting is None:
             self._waiting = Waiting(self._plain(), -(-points // -(-points // PUT_OFF)))
             self._waiting.add(*self._own)
-            del self._own  # nothing else holds on to u
+            del self._own  # nothing else holds on to c
 
     def take(self, other: Carried) -> None:
         """Add the gradients of another point, or of several."""
@@ -326,19 +334,19 @@ def derive(tape: Tape, func: Any, weight: Tensor, gain: Tensor | None = None) ->
     w, g = tape.weight(weight), tape.weight(gain)
     centred, square = _centred(precise(weight))
     root = square.clamp(min=FLOOR).sqrt()
-    unit = centred / root
-    slope = (1 / root).flatten() if gain is None else precise(gain) / root.flatten()
+    slope = (1 if gain is None else precise(gain)) / root
     roots = all(x is None or x.name in tape.roots for x in (w, g))
     how = Standardisation(
         weight=w.name if w else None,
         gain=g.name if g else None,
-        unit=unit,
+        centred=centred,
+        root=root,
         slope=slope,
-        clamped=square.flatten() < FLOOR,
+        clamped=square < FLOOR,
         gain_value=gain,
         units=tape.rows // tape.views,
     )
-    value = _times_gain(unit, gain).to(weight.dtype)
+    value = (centred * _wide(slope, centred)).to(weight.dtype)
     again = lambda: func(
         w.traced_as(weight) if w else weight, g.traced_as(gain) if g and gain is not None else gain
     )
