@@ -38,6 +38,7 @@ from saltflat.warmup.scores import right
 SCENARIOS = ("cold", "warm", "warmsyn", "warmrandom", "extended")
 ON_MADE = ("warmsyn", "extended")
 WITHOUT_NOISE = "warmsyn, no noise"
+OWN = {"extended": ", radius {reach:g}", "warmrandom": ", warm-up at {random_lr:g}"}  # told in the table
 VIEWS = {  # by which an image stays what it is: clothes and animals also when mirrored
     "fashion-mnist": (PadCrop(2), Flip()),
     "mnist": (PadCrop(2),),
@@ -67,6 +68,7 @@ class Settings:
     warm_epochs: int = 40
     syn_epochs: int = 20
     random_epochs: int = 10
+    random_lr: float = 0.1
     radius: float = 0.1  # of SAM in the warm-up on made images
     copies: int = 2  # of weight multiplicity, in extended
     reach: float = 0.1  # of weight multiplicity
@@ -145,7 +147,7 @@ def stages(settings: Settings) -> tuple[warmup.WarmUp, ...]:
         augment=(*views, Cutout(10)),
         radius=settings.radius,
     )
-    on_nothing = warmup.Contrast(epochs=settings.random_epochs, images=3000, lr=0.1)
+    on_nothing = warmup.Contrast(epochs=settings.random_epochs, images=3000, lr=settings.random_lr)
     return {
         "cold": (),
         "warm": (on_public,),
@@ -238,8 +240,8 @@ def table(found: Sequence[results.Result]) -> str:
         ]
         shown = "infinity (not private)" if spent is None else f"{spent:.2f}"
         private = f"{mine[0]['settings']['epochs']:g}, {mine[0]['settings']['lr']:g}"
-        moved = f", radius {mine[0]['settings']['reach']:g}" if key[1] == "extended" else ""
-        first = f"| {key[0]}, {key[1]}{moved} | {private} | {shown} | {len(mine)} "
+        own = OWN.get(key[1], "").format(**mine[0]["settings"])
+        first = f"| {key[0]}, {key[1]}{own} | {private} | {shown} | {len(mine)} "
         rows.append(first + f"| {' | '.join(cells)} | {minutes:.1f} |")
     return "\n".join(rows)
 

@@ -336,6 +336,16 @@ UNITS_APART = (
         ),
     ),
     mutant(
+        "margins-as-memory-was",
+        "zeros beside the lines of an image, shared with the line above, are whatever lay there in memory",
+        "gradients/test_layer_rules.py::test_nothing_that_memory_held_before_is_taken_for_numbers[conv2d by pixels]",
+        (
+            "gradients/conv.py",
+            "    for rest in (room[..., : columns.start], room[..., columns.stop :]):\n",
+            "    for rest in ():\n",
+        ),
+    ),
+    mutant(
         "mean-of-the-last-point",
         "of several points that wait, only the last one's mean is subtracted from standardised gradients",
         "gradients/test_layer_rules.py::test_standardised_weights_at_several_points[False-9-3-1]",
