@@ -221,7 +221,7 @@ PUT_OFF = 8  # points whose u are subtracted by one product, which reads and wri
 class Waiting:
     """What is still to be subtracted from units' gradients: for each of several points a number and a direction.
 
-        g_io -= flat_io + sum_k along_iko u_ko,   as one product in every channel: (units, points) (points, entries)
+        g_io -= flat_io + sum_k along_iko d_ko,   as one product in every channel: (units, points) (points, entries)
 
     There is room for all of them from the first on: what is left of every pass by itself keeps free memory in pieces.
     """
