@@ -22,13 +22,14 @@ UNITS_OF_A_PUBLIC_ONE = 4096 // 64  # in weight multiplicity
 MANY = 16  # views, each with weights of its own in weight multiplicity
 BASE = "dp-sgd"
 AUGMENTED = "augmentation-16"
+ONCE = "multiplicity-1"
 SGD_METHOD = DPSGD()
 
 
 @dataclass(frozen=True)
 class Entry:
     """A method's name in the table, its engine, and the most that a step may take: of the time of the engine
-    ``beside`` it in its process, and of the peak memory of DP-SGD on the same units, each in a process of its own.
+    ``beside`` it in its process, and of the peak memory of the engine ``weighed_by``, each in a process of its own.
     """
 
     title: str
@@ -36,6 +37,7 @@ class Entry:
     most: float | None = None
     beside: str = BASE
     most_memory: float | None = None
+    weighed_by: str = BASE
 
 
 def augmented(
@@ -61,23 +63,23 @@ def enough(batch: Batch) -> Batch:
 
 
 def many_views(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
-    """16 views of every image, as many rows in memory at once as weight multiplicity has."""
-    some = max(1, len(batch[0]) // MANY)
-    return augmented(model, enough(batch), place=place, views=MANY, physical=some)
-
-
-def all_views(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
-    """The same, all rows at once: many times the memory, and less time on a small network, more on CNN-Tanh."""
+    """16 views of every image, all rows in memory at once."""
     return augmented(model, enough(batch), place=place, views=MANY)
 
 
-def multiplied(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
+def some_views(model: nn.Module, batch: Batch, *, place: Place | None = None) -> Step:
+    """The same in parts that have as many rows as there are units."""
+    units = enough(batch)
+    return augmented(model, units, place=place, views=MANY, physical=max(1, len(units[0]) // MANY))
+
+
+def multiplied(model: nn.Module, batch: Batch, *, place: Place | None = None, copies: int = MANY) -> Step:
     """The same views, each at weights moved by public examples: 64 of them for every 4,096 units, as in the paper."""
     units = enough(batch)
     known = Public(per_example(model, supervised(losses)), TensorUnits(batch))
     few = len(units[0]) // UNITS_OF_A_PUBLIC_ONE
-    method = WeightMultiplicity(public=known, radius=0.1, copies=MANY, batch=few)
-    return augmented(model, units, place=place, views=MANY, method=method, physical=len(units[0]))
+    method = WeightMultiplicity(public=known, radius=0.1, copies=copies, batch=few)
+    return augmented(model, units, place=place, views=copies, method=method, physical=len(units[0]))
 
 
 _sgd = partial(private, method=DPSGD())
@@ -98,11 +100,15 @@ METHODS: dict[str, Entry] = {
     ),
     "augmentation": Entry(f"augmentation, K = {COPIES}", augmented, 1.05 * COPIES),
     AUGMENTED: Entry(f"augmentation, K = {MANY}", many_views),
-    "augmentation-16-whole": Entry(
-        f"augmentation, K = {MANY}, all rows at once", all_views, beside=AUGMENTED
-    ),
+    "augmentation-16-parts": Entry(f"augmentation, K = {MANY}, in parts", some_views, beside=AUGMENTED),
+    ONCE: Entry("weight multiplicity, K = 1", partial(multiplied, copies=1)),
     "multiplicity-16": Entry(
-        f"weight multiplicity, K = {MANY}", multiplied, 1.05, beside=AUGMENTED, most_memory=1.5
+        f"weight multiplicity, K = {MANY}",
+        multiplied,
+        1.05,
+        beside=AUGMENTED,
+        most_memory=1.5,
+        weighed_by=ONCE,
     ),
     "per-layer": Entry("per-layer clipping", partial(_sgd, clip_norm=PerLayer(CLIP_NORM))),
     "automatic": Entry("automatic clipping", partial(_sgd, clip_norm=Automatic(CLIP_NORM))),

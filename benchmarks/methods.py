@@ -31,7 +31,8 @@ NO_PEAKS: Mapping[str, float] = {}
 class Cost:
     """What a method's step takes on one model; ``None`` where it does not run, or has no target.
 
-    ``ratio`` is to the engine ``beside`` it, which is DP-SGD unless the method has a target beside another.
+    ``ratio`` is to the engine ``beside`` it, which is DP-SGD unless the method has a target beside another, and
+    ``memory_ratio`` to the peak of the engine ``weighed_by``.
     """
 
     model: str
@@ -41,7 +42,8 @@ class Cost:
     ratio: float | None = None
     most: float | None = None
     met: bool | None = None
-    memory_to_dp_sgd: float | None = None
+    weighed_by: str = BASE
+    memory_ratio: float | None = None
     most_memory: float | None = None
     memory_met: bool | None = None
     median_ms: float | None = None
@@ -55,7 +57,8 @@ def measured_model(effort: Effort, model: str, methods: Sequence[str]) -> list[C
     start = lambda name: Runner(model, name, threads=effort.threads, beside=beside(name))
     found = run(start, methods, budget=effort.budget, least=effort.least, heats=effort.heats, slow=math.inf)
     weighed = [name for name in methods if METHODS[name].most_memory is not None and not found.error(name)]
-    peaks = peaks_alone(model, dict.fromkeys((BASE, *weighed)) if weighed else (), effort.threads)
+    pairs = (each for name in weighed for each in (METHODS[name].weighed_by, name))
+    peaks = peaks_alone(model, dict.fromkeys(pairs), effort.threads)
     return [cost(CASES[model].title, name, found, peaks) for name in methods]
 
 
@@ -79,7 +82,8 @@ def cost(title: str, method: str, found: Heats, peaks: Mapping[str, float] = NO_
     entry, mine, base = METHODS[method], found.median(method), found.median(BASE)
     ratio = 1.0 if method == BASE and mine else found.ratio(method)
     apart = mine / base if mine and base else None  # of two processes: not as exact as one
-    memory = peaks[method] / peaks[BASE] if method in peaks and BASE in peaks else None
+    weighed = entry.most_memory is not None and {method, entry.weighed_by} <= peaks.keys()
+    memory = peaks[method] / peaks[entry.weighed_by] if weighed else None
     return Cost(
         model=title,
         method=method,
@@ -88,7 +92,8 @@ def cost(title: str, method: str, found: Heats, peaks: Mapping[str, float] = NO_
         ratio=ratio,
         most=entry.most,
         met=within(ratio, entry.most),
-        memory_to_dp_sgd=memory,
+        weighed_by=entry.weighed_by,
+        memory_ratio=memory,
         most_memory=entry.most_memory,
         memory_met=within(memory, entry.most_memory),
         median_ms=1000 * mine if mine else None,
@@ -109,9 +114,9 @@ def cell(found: Cost) -> str:
         return NO_FIGURE
     verdict = {None: "", True: " met", False: " not met"}
     words = f"{found.ratio:.3f}x{verdict[found.met]}"
-    if found.memory_to_dp_sgd is None:
+    if found.memory_ratio is None:
         return words
-    return f"{words}, memory {found.memory_to_dp_sgd:.2f}x{verdict[found.memory_met]}"
+    return f"{words}, memory {found.memory_ratio:.2f}x{verdict[found.memory_met]}"
 
 
 def target(method: str) -> str:
@@ -120,7 +125,7 @@ def target(method: str) -> str:
     if entry.most is None:
         return NO_FIGURE
     whose = "" if entry.beside == BASE else f" of {entry.beside}"
-    memory = "" if entry.most_memory is None else f", memory <= {entry.most_memory:.2f}x"
+    memory = "" if entry.most_memory is None else f", memory <= {entry.most_memory:.2f}x of {entry.weighed_by}"
     return f"<= {entry.most:.2f}x{whose}{memory}"
 
 

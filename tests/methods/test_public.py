@@ -141,7 +141,10 @@ class TestWeightMultiplicity:
         monkeypatch.setattr("saltflat.core.contribution.ROOM", 4 * flat(WEIGHTS).numel())
         assert own.at_once(25, [WEIGHTS] * 2) == 13  # not 4: a pass is to be worth its start
         monkeypatch.setattr("saltflat.core.contribution.FEWEST", 1)
-        assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6, 9)] == [1, 4, 3, 3, 3]
+        assert [own.at_once(most, [WEIGHTS] * 2) for most in (1, 4, 5, 6)] == [1, 4, 3, 3]
+        halves = [own.at_once(most, [WEIGHTS] * 2) for most in (9, 16, 24)]
+        assert halves == [5, 8, 12]  # more than 4, beside what one point would hold for the whole
+        assert own.at_once(26, [WEIGHTS] * 2) == 9  # not 13: that is beyond three times the room
         assert own.at_once(5, [WEIGHTS]) == 5
         call = PerExample.__call__
         note = lambda self, points, weights, batch: (

@@ -118,6 +118,7 @@ def _said(batch: Batch) -> str:
 
 ROOM = 1 << 25  # numbers: gradients of units that several points may hold at once
 FEWEST = 16  # units at once, however large the model: fewer take longer to start than to run
+AMPLE = 3  # times `ROOM`, for half of a physical batch: what one point holds for the other half is about as large
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 
@@ -347,9 +348,10 @@ class PerExample:
         """How many units are asked at a time at these points, of ``most`` in a physical batch: equal parts of it.
 
         At several points units' own gradients are added up, where one point is known by smaller things; so a part is
-        what has `ROOM`, or `FEWEST`.
+        what has `ROOM`, half of the batch if that has `AMPLE` times as much, or `FEWEST`.
         """
-        fit = max(FEWEST, ROOM // max(1, size(points[0])))
+        fit = ROOM // max(1, size(points[0]))
+        fit = max(FEWEST, fit, min(AMPLE * fit, -(-most // 2)))
         return most if len(points) == 1 else -(-most // -(-most // fit))
 
     def by_view(self, places: Sequence[int]) -> PerExample:
