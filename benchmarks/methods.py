@@ -125,7 +125,9 @@ def target(method: str) -> str:
     if entry.most is None:
         return NO_FIGURE
     whose = "" if entry.beside == BASE else f" of {entry.beside}"
-    memory = "" if entry.most_memory is None else f", memory <= {entry.most_memory:.2f}x of {entry.weighed_by}"
+    memory = (
+        "" if entry.most_memory is None else f", memory <= {entry.most_memory:.2f}x of {entry.weighed_by}"
+    )
     return f"<= {entry.most:.2f}x{whose}{memory}"
 
 

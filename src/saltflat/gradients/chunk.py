@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import ModelError
-from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, recurrent  # noqa: F401  (they register rules)
+from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, pooling, recurrent  # noqa: F401  (they register rules)
 from saltflat.gradients.away import Away
 from saltflat.gradients.parts import Dense, Gathered, Part, combined, squares, together
 from saltflat.gradients.standardised import Standardisation, Standardised

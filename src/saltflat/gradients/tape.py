@@ -50,6 +50,9 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}  # a weight meets data; under None, the rule for every other function
 DERIVATIONS: dict[Any, Rule] = {}  # weights alone
 DATA_ALONE: dict[Any, Rule] = {}  # no weight at all: ``run(func, *args, **kwargs)``, the same in less time
+in_transform = (
+    torch._C._are_functorch_transforms_active
+)  # in torch.func.vmap and the like: not for these rules
 
 
 def rule(*functions: Any, table: dict[Any, Rule] = RULES) -> Callable[[Rule], Rule]:
@@ -200,7 +203,7 @@ class Tape(TorchFunctionMode):
         if all(shared):  # tensors made of nothing, such as zeros, are shared too
             return self._derive(func, args, kwargs, tensors)
         if not any(shared):
-            faster = DATA_ALONE.get(func)
+            faster = None if in_transform() else DATA_ALONE.get(func)
             result = func(*args, **kwargs) if faster is None else faster(func, *args, **kwargs)
         elif not any(id(t) in self._weights for t in tensors):
             result = self._run_and_watch_writes(func, args, kwargs, tensors)
