@@ -102,3 +102,15 @@ def test_in_a_step_it_is_the_one_that_runs(monkeypatch: pytest.MonkeyPatch) -> N
     alone = gradient_loop(model, trained(model), x, y, criterion)
     torch.testing.assert_close(chunk.norms(), alone.norm(dim=1), rtol=1e-9, atol=0)
     assert seen == [1]
+
+
+def test_in_a_transform_of_torchs_it_is_torchs_own() -> None:
+    """A loss that goes row by row."""
+    torch.manual_seed(0)
+    model = nn.Linear(6, 100).double()
+    x, y = torch.randn(9, 6, dtype=torch.float64), torch.randint(100, (9,))
+    one = lambda z, k: F.cross_entropy(z.unsqueeze(0), k.unsqueeze(0), reduction="none").squeeze(0)
+    criterion = torch.func.vmap(one)
+    chunk = sf.per_example(model, sf.supervised(criterion))([trained(model)], [1.0], (x, y))
+    alone = gradient_loop(model, trained(model), x, y, criterion)
+    torch.testing.assert_close(chunk.norms(), alone.norm(dim=1), rtol=1e-9, atol=0)
