@@ -118,9 +118,7 @@ def _said(batch: Batch) -> str:
 
 ROOM = 1 << 25  # numbers: gradients of units that several points may hold at once
 FEWEST = 16  # units at once, however large the model: fewer take longer to start than to run
-AMPLE = (
-    3  # times `ROOM`, for half of a physical batch: what one point holds for the other half is about as large
-)
+AMPLE = 3  # times `ROOM`, for half of a physical batch: one point holds about as much for the whole
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 

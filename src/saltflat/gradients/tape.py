@@ -52,7 +52,7 @@ DERIVATIONS: dict[Any, Rule] = {}  # weights alone
 DATA_ALONE: dict[Any, Rule] = {}  # no weight at all: ``run(func, *args, **kwargs)``, the same in less time
 in_transform = (
     torch._C._are_functorch_transforms_active
-)  # in torch.func.vmap and the like: not for these rules
+)  # torch.func.vmap and the like, where none of these runs
 
 
 def rule(*functions: Any, table: dict[Any, Rule] = RULES) -> Callable[[Rule], Rule]:
