@@ -50,9 +50,7 @@ Rule = Callable[..., Any]
 RULES: dict[Any, Rule] = {}  # a weight meets data; under None, the rule for every other function
 DERIVATIONS: dict[Any, Rule] = {}  # weights alone
 DATA_ALONE: dict[Any, Rule] = {}  # no weight at all: ``run(func, *args, **kwargs)``, the same in less time
-in_transform = (
-    torch._C._are_functorch_transforms_active
-)  # torch.func.vmap and the like, where none of these runs
+in_transform = torch._C._are_functorch_transforms_active  # as in torch.func.vmap: none of these runs there
 
 
 def rule(*functions: Any, table: dict[Any, Rule] = RULES) -> Callable[[Rule], Rule]:
