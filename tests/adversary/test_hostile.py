@@ -226,8 +226,7 @@ def test_a_collate_that_gives_more_rows_than_units() -> None:
         train(plain(), CRITERION, units)
 
 
-def test_a_collate_that_gives_more_rows_later() -> None:
-    """One row for each unit that is looked at by itself, and many in a batch: they add nothing."""
+def test_a_collate_that_gives_more_rows_of_several_units_gets_one_at_a_time() -> None:
     x, y = narrow()
     data = torch.utils.data.TensorDataset(x, y)
 
@@ -236,10 +235,15 @@ def test_a_collate_that_gives_more_rows_later() -> None:
         xs, ys = torch.stack([each for each, _ in items]), torch.stack([label for _, label in items])
         return xs.repeat_interleave(times, 0), ys.repeat_interleave(times, 0)
 
-    everyone = plan(phase(steps=1, noise_multiplier=0.0), rate=1.0, size=40)
-    model, before = plain(), plain()
-    sf.train(everyone, sf.per_example(model, sf.supervised(CRITERION)), sf.data.DatasetUnits.of(data, grown))
-    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before.parameters(), strict=True))
+    def weights_after(units: Any) -> list[Tensor]:
+        everyone = plan(phase(steps=1, noise_multiplier=0.0), rate=1.0, size=40)
+        model = plain()
+        sf.train(everyone, sf.per_example(model, sf.supervised(CRITERION)), units)
+        return list(model.parameters())
+
+    grown_weights = weights_after(sf.data.DatasetUnits.of(data, grown))
+    plain_weights = weights_after(sf.data.TensorUnits((x, y)))
+    assert all(torch.equal(p, q) for p, q in zip(grown_weights, plain_weights, strict=True))
 
 
 class Packed(nn.Module):

@@ -34,6 +34,7 @@ class Read:
     asked: list[tuple[int, ...]] = field(default_factory=list)
 
     count = COUNT
+    is_row_wise = True
 
     @property
     def reads_ahead(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -256,7 +257,18 @@ def test_columns_of_lists(front) -> None:
 def test_items_of_unequal_length(front) -> None:
     items = [(torch.ones(3 + place % 2, 4, dtype=torch.float64), place % 3) for place in range(12)]
     loss = lambda predict, batch: CRITERION(predict(batch[0]).mean(1), batch[1])
-    refused(ModelError, "different shapes.*collate", front, network(), loss, items)
+    front(network(), loss, items)  # each micro-batch has items of one length
+
+
+@both
+def test_a_loss_that_draws_from_a_generator_of_its_own(front) -> None:
+    noise = np.random.default_rng(0)
+    front(
+        network(), lambda predict, batch: CRITERION(predict(batch[0]) * noise.random(), batch[1]), examples()
+    )
+    assert (
+        noise.random() == np.random.default_rng(0).random()
+    )  # the generator continues as if nothing was drawn
 
 
 @both
@@ -269,8 +281,8 @@ def test_a_batch_on_another_axis(front) -> None:
 
 
 @both
-def test_draws_that_are_not_torchs(front) -> None:
-    noise = np.random.default_rng(0)
+def test_draws_that_cannot_be_repeated(front) -> None:
+    noise = random.SystemRandom()
     loss = lambda predict, batch: CRITERION(predict(batch[0]) * noise.random(), batch[1])
     with pytest.raises(ModelError, match="random numbers that are not torch's own") as caught:
         front(network(), loss, examples())

@@ -471,6 +471,10 @@ FAMILIES: dict[str, Family] = {
     "maps added": Family(lambda: Added(True, True), (3, 5)),
     "maps added, one bias": Family(lambda: Added(True, False), (3, 5)),
     "maps added, wide": Family(lambda: Added(True, True, inputs=19), (3, 19)),
+    "linear over positions": Family(
+        lambda: nn.Sequential(nn.Linear(7, 6), nn.Tanh(), nn.Linear(6, 6), nn.ReLU(inplace=True), *head(30)),
+        (5, 7),
+    ),
     "linear": Family(lambda: nn.Sequential(nn.Linear(7, 6), nn.ReLU(inplace=True), *head(6)), (7,)),
     "linear positions": Family(
         lambda: nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3), *head(36)), (4, 3, 5)

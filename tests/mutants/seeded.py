@@ -62,12 +62,13 @@ def mutant(
 WIDTH = "gradients/test_width.py::"
 SHARDS = "core/test_shards.py::"
 HOSTILE = "adversary/test_hostile.py::"
+PIPELINES = "adversary/test_pipelines.py::"
 STEP = "core/test_private_step.py::"
 SCATTERED = "core/test_sampling.py::TestScattered::"
 AHEAD = "core/test_ahead.py::"
 STORED = "data/test_stored.py::"
 LAYERS, SPOT, CHECK = "core/layers.py", "core/spot.py", "core/check.py"
-CONTRIBUTION, ASK = "core/contribution.py", "core/ask.py"
+CONTRIBUTION, ASK, SAMPLING = "core/contribution.py", "core/ask.py", "core/sampling.py"
 MECHANISM, PLAN, TRAIN = "core/mechanism.py", "core/plan.py", "core/train.py"
 LEDGER, HISTORY, FORMAT = (f"privacy/record/{name}.py" for name in ("ledger", "history", "format"))
 PARTS, TAPE = "gradients/parts.py", "gradients/tape.py"
@@ -85,15 +86,65 @@ UNITS_APART = (
         "a unit may come as many rows, each with a clip of its own",
         HOSTILE + "test_a_collate_that_gives_more_rows_than_units",
         (CHECK, "            _check_rows(contribution, batch)\n", ""),
-        (CONTRIBUTION, "rows_in(batch) == rows and form_of", "form_of"),
+        (
+            CONTRIBUTION,
+            "                if has_rows(own, self.rows_per_unit):\n",
+            "                if True:\n",
+        ),
         hole=2,
     ),
     mutant(
         "rows-counted-once",
         "rows are counted at the first look, and not in the batches that are stepped",
-        HOSTILE + "test_a_collate_that_gives_more_rows_later",
-        (CONTRIBUTION, "rows_in(batch) == rows and form_of", "form_of"),
+        PIPELINES + "test_one_unit_moves_the_sum_by_at_most_the_clip_norm[3-two rows of some records]",
+        (
+            CONTRIBUTION,
+            "                if has_rows(own, self.rows_per_unit):\n",
+            "                if True:\n",
+        ),
         hole=2,
+    ),
+    mutant(
+        "draws-go-on-from-unit-to-unit",
+        "a dataset's draws are not started anew for each unit, so they shift for all units after one that leaves",
+        PIPELINES + "test_one_unit_moves_the_sum_by_at_most_the_clip_norm[3-torch draws in an item]",
+        (
+            SAMPLING,
+            "        start_from(fresh_key())\n        try:\n            return self.collate(",
+            "        try:\n            return self.collate(",
+        ),
+    ),
+    mutant(
+        "draws-from-a-known-key",
+        "the draws of a unit start from a key that anybody knows",
+        PIPELINES + "test_a_unit_draws_anew_each_time_it_is_read",
+        ("core/rng.py", "    return secrets.randbits(62)", "    return 1"),
+    ),
+    mutant(
+        "units-read-together",
+        "a dataset's units are read and collated together, padded to the longest",
+        PIPELINES + "test_one_unit_moves_the_sum_by_at_most_the_clip_norm[3-padding to the longest text]",
+        (
+            "core/micro_batches.py",
+            'getattr(units, "is_row_wise", False)',
+            'getattr(units, "is_row_wise", True)',
+        ),
+        (
+            CONTRIBUTION,
+            "form = form_of(units.take(np.arange(0)))",
+            "form = form_of(units.take(np.arange(1)))",
+        ),
+        (CONTRIBUTION, "sound = form_of(batch) == self.form and has_rows", "sound = has_rows"),
+    ),
+    mutant(
+        "asserts-about-a-batch",
+        "a loss that reads values of the batch is asked about all units at once, so one can silence the others",
+        PIPELINES + "test_one_unit_moves_the_sum_by_at_most_the_clip_norm[3-an assert about a mean]",
+        (
+            "gradients/chunk.py",
+            "        if tape.reads_values and tape.rows > tape.views:\n            raise ReadsValues\n",
+            "",
+        ),
     ),
     mutant(
         "equal-shares-assumed",
@@ -309,7 +360,7 @@ UNITS_APART = (
         HOSTILE + "test_what_is_seeded_outside_is_not_what_is_drawn[dropout]",
         (
             "core/chance.py",
-            '    with _seeded(int.from_bytes(os.urandom(8), "little") >> 1, augment):',
+            "    with _seeded(fresh_key(), held):",
             "    if True:",
         ),
         hole=5,

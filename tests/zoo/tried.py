@@ -42,7 +42,7 @@ class Layer:
 LAYERS = (
     Layer(
         "`Linear`, any number of axes",
-        ("linear", "linear positions", "wide linear positions", "folded positions"),
+        ("linear", "linear positions", "linear over positions", "wide linear positions", "folded positions"),
     ),
     Layer("`x @ W`, `W @ x`, `addmm`", ("bare parameters", "matmul from the left", "wide folded positions")),
     Layer("`einsum` with weights", ("einsum",)),

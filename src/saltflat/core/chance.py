@@ -6,54 +6,52 @@ would change with it. From one that is secret and new each time, a unit's masks 
 
 from __future__ import annotations
 
-import os
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-Draws = Callable[[Any], AbstractContextManager[None]]  # an augmentation, or None -> a stretch of randomness
+from saltflat.core.rng import Generator, fenced_draws, fresh_key, torch_generators
+
+# Generators of the user's code, or None if only torch's own layers draw -> a context with streams of its own.
+Draws = Callable[[Sequence[Generator] | None], AbstractContextManager[None]]
 
 
 @contextmanager
-def secret(augment: Any) -> Iterator[None]:
-    """A stream that nobody knows, whatever was seeded outside, which goes on as if nothing had been drawn."""
-    with _seeded(int.from_bytes(os.urandom(8), "little") >> 1, augment):
+def secret(held: Sequence[Generator] | None) -> Iterator[None]:
+    """Draw from streams that start at a fresh secret key; streams outside continue as if nothing had been drawn.
+
+    Args:
+        held: Generators that an augmentation or a loss of the user's holds; then numpy's and Python's own streams are
+            fenced, too. None: only layers of torch draw here.
+    """
+    with _seeded(fresh_key(), held):
         yield
 
 
 @contextmanager
-def still(augment: Any) -> Iterator[None]:
+def still(held: Sequence[Generator] | None) -> Iterator[None]:
     """No chance: dropout leaves everything, and whatever else torch draws is the same each time, and for each row."""
-    with _seeded(0, augment), _WithoutDropout(alike=True):
+    with _seeded(0, held), _WithoutDropout(alike=True):
         yield
 
 
 @contextmanager
-def still_by_place(augment: Any) -> Iterator[None]:
+def still_by_place(held: Sequence[Generator] | None) -> Iterator[None]:
     """No chance either; but what else torch draws differs from row to row: each place of a batch has its own draws."""
-    with _seeded(0, augment), _WithoutDropout(alike=False):
+    with _seeded(0, held), _WithoutDropout(alike=False):
         yield
 
 
 @contextmanager
 def repeated() -> Iterator[None]:
     """The same draws each time, alike for every row: torch's, and those of numpy and Python that have no owner."""
-    ours, theirs = random.getstate(), np.random.get_state()  # noqa: NPY002  (what others draw from is set back)
-    try:
-        random.seed(0)
-        np.random.seed(0)  # noqa: NPY002
-        with still(None):
-            yield
-    finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)  # noqa: NPY002
+    with still(()):
+        yield
 
 
 @contextmanager
@@ -64,15 +62,18 @@ def seeded(key: int) -> Iterator[None]:
 
 
 @contextmanager
-def _seeded(seed: int, augment: Any) -> Iterator[None]:
-    """All sources begin at ``seed``, and are put back afterwards.
+def _seeded(seed: int, held: Sequence[Generator] | None) -> Iterator[None]:
+    """All streams begin at ``seed``, and are put back afterwards.
 
-    Generator by generator: `torch.manual_seed` asks for every kind of device, and takes longer than a small layer.
+    Without ``held`` only torch's, generator by generator: `torch.manual_seed` asks for every kind of device, and
+    numpy's and Python's streams take longer to put back than a small layer to run.
     """
-    sources = [
-        *_sources(),
-        *filter(None, [getattr(augment, "generator", None)]),
-    ]  # an augmentation may bring one
+    if held is not None:
+        with fenced_draws(held) as start_from:
+            start_from(seed)
+            yield
+        return
+    sources = torch_generators()
     before = [source.get_state() for source in sources]
     try:
         for source in sources:
@@ -81,16 +82,6 @@ def _seeded(seed: int, augment: Any) -> Iterator[None]:
     finally:
         for source, state in zip(sources, before, strict=True):
             source.set_state(state)
-
-
-def _sources() -> list[torch.Generator]:
-    """The generators that layers draw from unless told otherwise: the CPU's, and those of devices in use."""
-    found = [torch.default_generator]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found += torch.cuda.default_generators
-    if torch.backends.mps.is_available():
-        found.append(torch.mps._get_default_mps_generator())
-    return found
 
 
 _DROPOUTS = {

@@ -26,7 +26,7 @@ from saltflat.core.spot import (
     modes_of,
     signature,
 )
-from saltflat.errors import ModelError, SaltflatError
+from saltflat.errors import DataError, ModelError, SaltflatError
 from saltflat.tree import Tree, called, has_shards, map_tree
 
 Take = Callable[[Indices], Batch]
@@ -73,9 +73,10 @@ def _tried(trial: Trial, *, quiet: bool) -> None:
         raise
     except Exception as error:
         raise ModelError(
-            f"the loss runs, and its per-example gradients fail with a {type(error).__name__}: forward or backward "
-            "does something that cannot be followed example by example (activation checkpointing, a compiled or "
-            "quantised part, a custom function); take that part out, or freeze it"
+            f"the loss runs on a batch, and on one example alone, or in its gradients, it fails with a "
+            f"{type(error).__name__}: it asserts something about the batch, or forward or backward does something that "
+            "cannot be followed example by example (activation checkpointing, a compiled or quantised part, a custom "
+            "function); take that part out, or freeze it"
         ) from (None if quiet else error)
 
 
@@ -249,20 +250,17 @@ def _takes_outputs(contribution: Differentiable, params: Tree, batch: Batch) -> 
 
 
 def _together(found: Sequence[Trial]) -> Trial:
-    """One trial of the units of several, as far as they have one form."""
-    alike = [each.batch for each in found if form_of(each.batch) == form_of(found[0].batch)]
-    if len(alike) < len(found):
-        raise ModelError(
-            "examples have different shapes, so they do not fit into one batch; pad them to one length, or give the "
-            "data a collate function that does"
-        )
-    return replace(found[0], batch=joined(alike), units=len(alike))
+    """One trial of those units of several that have the most common form; training keeps forms apart as well."""
+    forms = [form_of(each.batch) for each in found]
+    first = forms.index(max(forms, key=forms.count))
+    alike = [each.batch for each, form in zip(found, forms, strict=True) if form == forms[first]]
+    return replace(found[first], batch=joined(alike), units=len(alike))
 
 
 def _check_rows(contribution: Differentiable, batch: Batch) -> None:
-    """Refuse data that gives more or fewer rows than units: each row would have a clip of its own."""
+    """Raise if a unit has more or fewer rows than declared: each row would have a clip of its own."""
     if rows_in(batch) != contribution.rows_per_unit:
-        raise ModelError(
+        raise DataError(
             f"one unit gave {rows_in(batch)} rows where {contribution.rows_per_unit} was declared (as views, or of a "
             "user): each row would be clipped by itself, and a unit would move the sum by several clip norms; let "
             "collate give one row per unit, or use per_user(rows=...)"

@@ -6,10 +6,12 @@ model at the point that was asked for. `supervised` makes one from an ordinary c
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial, reduce
+from itertools import combinations
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,7 +25,17 @@ from saltflat.core.check import Take, check_step, check_views
 from saltflat.core.group import ALONE, Group
 from saltflat.core.layers import check_model, check_whole
 from saltflat.core.memory import keep_freed_memory
+from saltflat.core.micro_batches import (
+    MicroBatches,
+    canonical,
+    form_key,
+    has_rows,
+    is_row_wise,
+    tokens_in,
+    with_floats,
+)
 from saltflat.core.reading import AT_FIRST, check_read
+from saltflat.core.rng import Generator, fenced_draws, find_generators, fresh_key
 from saltflat.core.sampling import (
     Batch,
     Form,
@@ -32,17 +44,21 @@ from saltflat.core.sampling import (
     Units,
     every,
     form_of,
+    joined,
     labels,
+    leaves,
     mapped,
     physical,
     pick,
+    read_each,
     rows_in,
 )
 from saltflat.core.shards import Dealt, by_hand, fetching, sharded_leaves
 from saltflat.core.spot import Spot, held_by
-from saltflat.errors import ModelError, SettingError
+from saltflat.errors import DataError, ModelError, SettingError
 from saltflat.gradients.away import Away
 from saltflat.gradients.chunk import Kept, Use, checked_losses, kept
+from saltflat.gradients.tape import ReadsValues, WatchValueReads
 from saltflat.gradients.width import (
     Narrowed,
     Wide,
@@ -54,8 +70,9 @@ from saltflat.gradients.width import (
 )
 from saltflat.privacy.noise import SecureSampling
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, called, copied, has_shards, is_sharded, map_tree, size
+from saltflat.tree import Tree, add, called, copied, has_shards, is_sharded, map_tree, size
 
+log = logging.getLogger("saltflat")
 Predict = Callable[..., Any]
 Loss = Callable[[Predict, Batch], Tensor]
 
@@ -119,6 +136,7 @@ def _said(batch: Batch) -> str:
 ROOM = 1 << 25  # numbers: gradients of units that several points may hold at once
 FEWEST = 16  # units at once, however large the model: fewer take longer to start than to run
 AMPLE = 3  # times `ROOM`, for half of a physical batch: one point holds about as much for the whole
+MAX_CAST = 4  # integer leaves of an example that are tried as floating-point numbers
 REFUSED = (ModelError, SettingError)  # the model's fault or the user's, whatever the data holds
 
 
@@ -138,6 +156,8 @@ class PerExample:
     away: Away | None = field(
         default=None, repr=False
     )  # where sharded weights are fetched from, for one question
+    # Random generators that the user's augmentation and loss hold; None if there is no such code.
+    generators: tuple[Generator, ...] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         keep_freed_memory()  # private steps are about to be taken in this process
@@ -147,6 +167,8 @@ class PerExample:
         for name, function in (("loss", self.loss), ("augment", self.augment)):
             if not (callable(function) or (name == "augment" and function is None)):
                 raise SettingError(f"{name} is a function; got a {type(function).__name__}")
+        if self.generators is None and not (self.augment is None and isinstance(self.loss, Supervised)):
+            object.__setattr__(self, "generators", tuple(find_generators(self.augment, self.loss)))
 
     @property
     def rows_per_unit(self) -> int:
@@ -182,15 +204,19 @@ class PerExample:
             return self._kept(points, weights, batch)
         except REFUSED:
             raise
+        except (
+            ReadsValues
+        ):  # an `assert` or an `if` on values of the batch: alone, each unit meets its own only
+            log_slow_loss()
+            return self._each_alone(points, weights, batch)
         except Exception:  # a unit that makes anything fail contributes zero, and nothing is said of it
-            if self.strict:
-                raise
+            if self.strict:  # only what fails alone is an error
+                return self._each_alone(points, weights, batch)
             return self._without_offenders(points, weights, batch)
 
     def check(self, params: Tree, take: Take, count: int) -> Spot:
-        """See `check_model`, `check_read`, `check_views` and `check_step`."""
+        """See `check_model`, `check_views` and `check_step`."""
         check_model(self.model)
-        self.check_read(take, np.arange(min(count, AT_FIRST)))
         with full_float32():
             if self.augment is not None:
                 check_views(self._drawn_views, take, count)
@@ -201,7 +227,7 @@ class PerExample:
         check_read(take, units, self.rows_per_unit)
 
     def _drawn_views(self, batch: Batch) -> Batch:
-        with still(self.augment):
+        with still(self.generators):
             return self._views_of(batch)
 
     def still(self, fixed: Tree | None = None, *, alike: bool = True) -> PerExample:
@@ -233,7 +259,7 @@ class PerExample:
 
     def losses_of_units(self, point: Tree, batch: Batch) -> Tensor:
         """The loss of every unit: the mean over its views."""
-        with self.near([point]) as here, self.draws(self.augment):
+        with self.near([point]) as here, self.draws(self.generators):
             batch = self._views_of(batch)
             losses = checked_losses(here._followed(point, batch), rows_in(batch))
         return losses.view(-1, self.views).mean(1)
@@ -264,14 +290,18 @@ class PerExample:
             if batch is None:  # no units here, while others of the group have some
                 return torch.zeros(len(points), 0)
             try:
-                return here._losses(points, batch)
+                with WatchValueReads() as reads:
+                    found = here._losses(points, batch)
+                if not reads.noticed:
+                    return found
             except REFUSED:
                 raise
             except Exception:
-                return torch.cat([here._losses_alone(points, one) for one in self._units_of(batch)], 1)
+                pass
+            return torch.cat([here._losses_alone(points, one) for one in self._units_of(batch)], 1)
 
     def _losses(self, points: Sequence[Tree], batch: Batch) -> Tensor:
-        with self.draws(self.augment):
+        with self.draws(self.generators):
             batch = self._views_of(batch)
             rows = [checked_losses(self._followed(point, batch), rows_in(batch)) for point in points]
         return torch.stack(rows).view(len(points), -1, self.views).mean(2)
@@ -301,7 +331,7 @@ class PerExample:
             ) from None
 
     def _kept_at(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Kept:
-        with self.draws(self.augment):
+        with self.draws(self.generators):
             batch = self._views_of(batch)
             return kept(
                 self._asked(points, weights, batch),
@@ -317,7 +347,7 @@ class PerExample:
 
         (groups, *shape). It is nobody's own gradient: for examples that are public.
         """
-        with self.draws(self.augment):
+        with self.draws(self.generators):
             batch = self._views_of(batch)
             use = partial(self.losses_at, batch=batch, narrow=is_narrow(self.model)), point, 1.0
             rows = rows_in(batch)
@@ -375,6 +405,51 @@ class PerExample:
         for rows in torch.arange(rows_in(batch)).split(self.rows_per_unit):
             yield pick(batch, rows)
 
+    def _each_alone(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
+        """Every unit in a batch of its own: exact whatever the code does with a batch, and slow."""
+        return Joined([self._alone(points, weights, one) for one in self._units_of(batch)])
+
+    def _alone(self, points: Sequence[Tree], weights: Sequence[float], one: Batch) -> Chunk:
+        try:
+            return self._kept(points, weights, one)
+        except REFUSED:
+            raise
+        except Exception:
+            if self.strict:
+                raise
+            return Without(Kept(1, [], points[0]), torch.ones(1, dtype=torch.bool))
+
+    def integers_to_cast(self, like: Batch) -> tuple[int, ...]:
+        """Which integer leaves must be floating-point numbers for the loss to run, by their places.
+
+        The answer is found on rows of zeros in the form of ``like``, so it depends on the form and the model alone.
+        JSON and CSV readers give 1 where 1.0 is meant; labels and words, which the loss takes as integers, stay.
+
+        Args:
+            like: One unit's rows, of which only types and shapes are used.
+
+        Returns:
+            The fewest places with which the loss runs; none if it runs as it is, or not at all.
+        """
+        every_leaf = list(enumerate(leaves(like)))
+        places = [place for place, leaf in every_leaf if leaf.dtype == torch.int64][:MAX_CAST]
+        if not places or sharded_leaves(self.model):
+            return ()
+        zeros, dtype = mapped(torch.zeros_like, like), main_dtype(self.model)
+        for number in range(len(places) + 1):
+            for some in combinations(places, number):
+                if self._runs_on(with_floats(zeros, some, dtype)):
+                    return some
+        return ()
+
+    def _runs_on(self, batch: Batch) -> bool:
+        try:
+            with torch.no_grad():
+                self.still().losses_of_units({}, batch)
+        except Exception:
+            return False
+        return True
+
     def _without_offenders(self, points: Sequence[Tree], weights: Sequence[float], batch: Batch) -> Chunk:
         """A unit that fails alone, forward or backward, is void; the others see a batch of the same shape."""
         sound = torch.tensor([self._survives(points, weights, one) for one in self._units_of(batch)])
@@ -386,8 +461,8 @@ class PerExample:
             return Without(self._kept(points, weights, pick(batch, stand_in)), ~sound)
         except REFUSED:
             raise
-        except Exception:  # they fail together, or by chance: then none of them is known
-            return Kept(0, [], points[0])
+        except Exception:  # fine alone, and not together: then each is taken alone
+            return self._each_alone(points, weights, batch)
 
     def _survives(self, points: Sequence[Tree], weights: Sequence[float], one: Batch) -> bool:
         try:
@@ -397,6 +472,48 @@ class PerExample:
         except Exception:
             return False
         return True
+
+
+@cache
+def log_slow_loss() -> None:
+    """Say once that units are run one at a time."""
+    log.warning(
+        "The loss or the model reads values of a batch in Python (assert, if, item()). Examples are run one at a time, "
+        "which is slow. Remove that code to run them in batches."
+    )
+
+
+def main_dtype(model: nn.Module) -> torch.dtype:
+    """The type of the model's first trained parameter."""
+    trained = (p.dtype for p in model.parameters() if p.requires_grad)
+    return next(trained, torch.get_default_dtype())
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several chunks, seen as one: the units of the first, then those of the second, and so on."""
+
+    chunks: Sequence[Chunk] = field(repr=False)
+
+    def norms(self) -> Tensor:
+        return torch.cat([chunk.norms() for chunk in self.chunks])
+
+    def dot(self, direction: Tree) -> Tensor:
+        return torch.cat([chunk.dot(direction) for chunk in self.chunks])
+
+    def weighted_sum(self, weights: Tensor) -> Tree:
+        parts = weights.split([len(chunk.norms()) for chunk in self.chunks])
+        pairs = zip(self.chunks, parts, strict=True)
+        return reduce(add, (chunk.weighted_sum(part) for chunk, part in pairs))
+
+    def leaves(self, weights: Tensor) -> Iterator[tuple[str, Tensor]]:
+        return iter(self.weighted_sum(weights).items())
+
+    def scaled(self, scale: Tree) -> Chunk:
+        return Joined([chunk.scaled(scale) for chunk in self.chunks])
+
+    def only(self, names: Collection[str]) -> Chunk:
+        return Joined([chunk.only(names) for chunk in self.chunks])
 
 
 @dataclass(frozen=True)
@@ -483,22 +600,37 @@ def per_user(model: nn.Module, loss: Loss, *, rows: int) -> PerExample:
 
 @dataclass(frozen=True)
 class Private:
-    """What a unit contributes, the units, and how many they are: read once, before training."""
+    """What a unit contributes, the units, and how many they are: read once, before training.
+
+    Args:
+        contribution: What one unit adds to a step.
+        units: The private data.
+        count: The number of units.
+        form: The form of rows that are read together: of arrays, which have one. None: units are read one at a time.
+        max_tokens: The largest number of positions in a micro-batch; None for no limit.
+        casts: Which integers of a form become floating-point numbers, by the form's key; see `integers_to_cast`.
+    """
 
     contribution: Contribution
     units: Units = field(repr=False)
     count: int = field(repr=False)
-    form: Form | None = None  # of one unit's rows, where units are rows: what every other must look like
+    form: Form | None = None
+    max_tokens: int | None = None
+    casts: dict[Any, tuple[int, ...]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, contribution: Contribution, units: Units) -> Private:
-        """Read how many units there are, and the form of the first that can be read."""
-        whole = cls(contribution, ahead_of(units), units.count)
-        if not hasattr(contribution, "rows_per_unit"):
-            return whole
-        tried = (whole.taken(np.array([unit])) for unit in range(min(whole.count, 64)))
-        first = next((batch for batch in tried if batch is not None), None)
-        return whole if first is None else replace(whole, form=form_of(first))
+    def of(cls, contribution: Contribution, units: Units, *, max_tokens: int | None = None) -> Private:
+        """Read how many units there are, and no unit."""
+        form = None
+        if is_row_wise(units):
+            with suppress(Exception):
+                form = form_of(units.take(np.arange(0)))
+        return cls(contribution, ahead_of(units), units.count, form, max_tokens)
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a unit is some rows of a batch; clients and teachers are not."""
+        return hasattr(self.contribution, "rows_per_unit")
 
     @property
     def rows_per_unit(self) -> int:
@@ -510,24 +642,153 @@ class Private:
         moved = getattr(self.contribution, "at", None)
         return self if moved is None else replace(self, contribution=moved(step))
 
+    def check(self, params: Tree, example: Batch | None = None) -> Spot:
+        """Refuse data, a loss or a model through which units mix; see `Contribution.check` and `check_read`.
+
+        Args:
+            params: The weights that are trained.
+            example: Made-up or public units in the form of a batch. With them the model and the loss are tried on
+                these units, and no private unit is read.
+        """
+        if example is not None:
+            return self._check_on(example, params)
+        if (check_units := getattr(self.contribution, "check_read", None)) is not None:
+            check_units(self.units.take, np.arange(min(self.count, AT_FIRST)))
+        return self.contribution.check(params, self.take, self.count)
+
+    def _check_on(self, example: Batch, params: Tree) -> Spot:
+        if not self.has_rows:
+            raise SettingError(
+                f"an example stands for rows of a batch, and a {self.contribution.unit} is none"
+            )
+        batch = self._cast(canonical(example, self._dtype))
+        units, left = divmod(rows_in(batch), self.rows_per_unit)
+        if left or not units or not has_rows(batch, units * self.rows_per_unit):
+            raise SettingError(
+                f"the example is a batch of whole units: each of its tensors has a first axis with "
+                f"{self.rows_per_unit} rows for every {self.contribution.unit}"
+            )
+        rows = torch.arange(units * self.rows_per_unit).view(units, self.rows_per_unit)
+        return self.contribution.check(
+            params, lambda indices: pick(batch, rows[np.asarray(indices)].flatten()), units
+        )
+
+    def take(self, indices: Indices) -> Batch:
+        """Read some units for a check, as training reads them. Raises what reading raises."""
+        if not self.has_rows or self.form is not None:
+            return self.units.take(indices)
+        found = []
+        with fenced_draws(find_generators(self.units)) as start_from:
+            for index in indices:
+                start_from(fresh_key())
+                found.append(self._cast(canonical(self.units.take(np.array([index])), self._dtype)))
+        if len({form_key(form_of(each)) for each in found}) > 1:
+            raise DataError("these examples have different shapes, and do not fit into one batch")
+        return joined(found)
+
+    def micro_batches(self, parts: Sequence[Indices], most: int) -> Iterator[Batch]:
+        """Read units and yield them in micro-batches of equal form.
+
+        Args:
+            parts: The units, in the portions in which they are read. The next portion is read ahead where the units
+                allow it.
+            most: The largest number of units in a micro-batch.
+
+        Guarantee:
+            A unit is in exactly one micro-batch if it can be read alone, and in none otherwise, whatever the other
+            units are.
+        """
+        if not self.has_rows:
+            for part in self._expected(parts):
+                if batch := self._clients(part):
+                    yield batch
+            return
+        if self.form is None:
+            portions = (list(self._alone(part)) for part in self._expected(parts))
+            yield from MicroBatches(most, self.max_tokens).of(portions)
+            return
+        for part in self._expected(parts):
+            batch = self._rows(part)
+            units = [batch] if batch is not None else MicroBatches(most).of([list(self._alone(part))])
+            for each in units:
+                yield from self._within_tokens(each)
+
+    def largest_batch(self, part: Indices) -> Batch | None:
+        """The largest micro-batch of these units; None if none of them can be read."""
+        batches = list(self.micro_batches([part], len(part)))
+        return max(batches, key=_units_in) if batches else None
+
+    def together(self, part: Indices) -> Batch | None:
+        """One batch of all of these units; None if one of them cannot be read or has another form."""
+        batches = list(self.micro_batches([part], len(part)))
+        whole = len(batches) == 1 and rows_in(batches[0]) == len(part) * self.rows_per_unit
+        return batches[0] if whole else None
+
     def expect(self, part: Indices) -> None:
         """These units will be asked for: they may be read ahead, if there is anybody to do that."""
         if isinstance(self.units, Ahead):
             self.units.expect(part)
 
-    def taken(self, part: Indices) -> Batch | None:
-        """The batch of these units; None if they cannot be read, or are not as many, or of another form.
+    def _expected(self, parts: Sequence[Indices]) -> Iterator[Indices]:
+        for number, part in enumerate(parts):
+            for soon in parts[number : number + 2]:
+                self.expect(soon)
+            yield part
 
-        A batch with more rows than units would give one unit several clips.
-        """
+    def _rows(self, part: Indices) -> Batch | None:
+        """Rows of arrays, read together; None if a row cannot be read, or is not of the declared form."""
         try:
             batch = self.units.take(part)
-            if self.form is None:
-                return batch
-            rows = len(part) * self.rows_per_unit
-            return batch if rows_in(batch) == rows and form_of(batch) == self.form else None
+            sound = form_of(batch) == self.form and has_rows(batch, len(part) * self.rows_per_unit)
+            return batch if sound else None
         except Exception:
             return None
+
+    def _alone(self, part: Indices) -> Iterator[Batch]:
+        """Each unit that can be read alone and has its declared number of rows."""
+        for unit in read_each(self.units, part):
+            try:
+                own = canonical(unit, self._dtype)
+                if has_rows(own, self.rows_per_unit):
+                    yield self._cast(own)
+            except Exception:
+                continue
+
+    def _cast(self, unit: Batch) -> Batch:
+        key = form_key(form_of(unit))
+        if key not in self.casts:
+            to_cast = getattr(self.contribution, "integers_to_cast", None)
+            self.casts[key] = () if to_cast is None else to_cast(unit)
+        return with_floats(unit, self.casts[key], self._dtype) if self.casts[key] else unit
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return main_dtype(self.contribution.model)
+
+    def _clients(self, part: Indices) -> Any:
+        """Units that are no rows, such as clients; those that cannot be read are left out."""
+        if hasattr(self.units, "read_each"):
+            return [unit for unit in self.units.read_each(part) if unit is not None]
+        try:
+            return self.units.take(part)
+        except Exception:
+            alone = [unit for unit in read_each(self.units, part) if unit is not None]
+            return (
+                [each for unit in alone for each in unit] if all(isinstance(u, list) for u in alone) else None
+            )
+
+    def _within_tokens(self, batch: Batch) -> Iterator[Batch]:
+        if self.max_tokens is None:
+            yield batch
+            return
+        units = _units_in(batch) // self.rows_per_unit
+        fit = max(1, self.max_tokens * units // tokens_in(batch))
+        for rows in torch.arange(units * self.rows_per_unit).split(fit * self.rows_per_unit):
+            yield pick(batch, rows)
+
+
+def _units_in(batch: Batch) -> int:
+    return len(batch) if isinstance(batch, list) else rows_in(batch)
 
 
 @dataclass(frozen=True)
@@ -579,17 +840,8 @@ class chunks_of:
         return self if fewer is None else replace(self, most=fewer(self.most, points))
 
     def _batches(self) -> Iterator[Batch]:
-        """Physical batches of the drawn units; one that cannot be read, or is not as it should be, is left out."""
-        parts = self._parts()
-        for number, part in enumerate(parts):
-            for soon in parts[number : number + 2]:
-                self.private.expect(soon)
-            batch = self.private.taken(part)
-            if batch is None:
-                sound = [unit for unit in part if self.private.taken(np.array([unit])) is not None]
-                batch = self.private.taken(np.array(sound)) if sound else None
-            if batch is not None:
-                yield batch
+        """Micro-batches of the drawn units; a unit that cannot be read is left out."""
+        return self.private.micro_batches(self._parts(), self.most)
 
     def _parts(self) -> list[Indices]:
         """The drawn units of this process, in physical batches."""
@@ -602,9 +854,13 @@ class chunks_of:
 
     def _in_step(self) -> Iterator[Any]:
         """As `_batches`, as many in every process, for sharded weights: None where this one has none left."""
-        mine = self._batches()
-        for _ in range(-(-len(self.group.largest(self.drawn)) // self.most)):
-            yield next(mine, None)
+        mine = list(self._batches()) if self.private.form is None else self._batches()
+        rounds = -(-len(self.group.largest(self.drawn)) // self.most)
+        if isinstance(mine, list):  # how many forms a process meets is its own
+            rounds = self.group.most(len(mine))
+        batches = iter(mine)
+        for _ in range(rounds):
+            yield next(batches, None)
 
     def apart(
         self, points_of: Callable[[int], Sequence[Tree]], weights: Sequence[float], groups: int | None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from saltflat.core.rng import fenced_draws, find_generators, fresh_key
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.privacy.noise import SecureSampling, disowned
 from saltflat.settings import is_positive, is_whole
@@ -25,7 +26,11 @@ _MADE_OF = "a batch is made of tensors, tuples, lists and dictionaries; got "
 
 
 class Units(Protocol):
-    """Private data, seen as units that can be taken by number; ``count`` is read once, before training."""
+    """Private data, seen as units that can be taken by number; ``count`` is read once, before training.
+
+    A class may declare ``is_row_wise = True`` if ``take`` gives row i of fixed arrays for unit i: then units are read
+    together. Otherwise they are read one at a time (`read_each`).
+    """
 
     @property
     def count(self) -> int: ...
@@ -44,6 +49,7 @@ class TensorUnits:
     """
 
     tensors: Batch = field(repr=False)
+    is_row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         lengths = {t.shape[0] if t.dim() else 0 for t in leaves(self.tensors)}
@@ -99,9 +105,37 @@ class DatasetUnits:
         return self.workers > 0
 
     def take(self, indices: Indices) -> Batch:
-        if not self.workers or len(indices) < 2:
-            return self.collate([self.dataset[int(i)] for i in indices])
-        return self.collate(self._readers.read(indices))
+        """Read units together: for checks and public data. Sampled private units go through `read_each`."""
+        return self.collate([self.dataset[int(i)] for i in indices])
+
+    def read_each(self, indices: Indices) -> list[Batch | None]:
+        """Read every unit alone: its item, its transform and a collate of this one item.
+
+        Args:
+            indices: The units to read.
+
+        Returns:
+            One batch per unit, in order; None for a unit that cannot be read.
+
+        Guarantee:
+            Each unit is read under random draws of its own, in worker processes too; see `saltflat.core.rng`.
+        """
+        if self.workers:
+            return self._readers.read(indices)
+        with fenced_draws(self._generators) as start_from:
+            return [self._alone(int(index), start_from) for index in indices]
+
+    def _alone(self, index: int, start_from: Callable[[int], None]) -> Batch | None:
+        start_from(fresh_key())
+        try:
+            return self.collate([self.dataset[index]])
+        except Exception:
+            return None
+
+    @cached_property
+    def _generators(self) -> list[Any]:
+        """Random generators that the dataset, its transforms and the collate hold."""
+        return find_generators(self.dataset, self.collate)
 
     def close(self) -> None:
         """Let the processes that read go; the next `take` would start others."""
@@ -109,22 +143,26 @@ class DatasetUnits:
 
     @cached_property
     def _readers(self) -> Readers:
-        return Readers(self.dataset, self.workers)
+        return Readers(replace(self, workers=0), self.workers)
 
 
 class Readers:
-    """Processes that read the items of a dataset, started once; items come back in the order that was asked for.
+    """Worker processes that read units, started once; batches come back in the order of the request.
 
-    Which items are read is decided here, step by step, and never by a loader of its own.
+    Which units are read is decided here, step by step, and never by a loader of its own.
+
+    Args:
+        units: Reads one unit in a worker process.
+        workers: The number of processes.
     """
 
-    def __init__(self, dataset: Dataset, workers: int) -> None:
+    def __init__(self, units: DatasetUnits, workers: int) -> None:
         self._asked: list[list[int]] = []
         self._workers = workers
         source = torch.Generator()  # of its own, so that torch's goes on as if nothing had been drawn
         source.seed()
         self._loader: DataLoader = DataLoader(
-            _Tried(dataset),
+            _UnitsAlone(units),
             batch_sampler=_Asked(self._asked),
             num_workers=workers,
             collate_fn=list,
@@ -132,25 +170,20 @@ class Readers:
             generator=source,
         )
 
-    def read(self, indices: Indices) -> list:
+    def read(self, indices: Indices) -> list[Batch | None]:
+        """One batch for each unit; None for a unit that cannot be read."""
         self._asked[:] = [part.tolist() for part in np.array_split(indices, self._workers) if len(part)]
-        found = [item for part in self._loader for item in part]
-        if any(item is None for item in found):
-            raise DataError("an item cannot be read")
-        return [item for (item,) in found]
+        return [unit for part in self._loader for unit in part]
 
 
 @dataclass(frozen=True)
-class _Tried(Dataset):
-    """The items of a dataset, each by itself in a tuple; None for one that cannot be read, which is not our error."""
+class _UnitsAlone(Dataset):
+    """Item i is unit i, read alone. A worker process must not fail because of one unit."""
 
-    dataset: Dataset
+    units: DatasetUnits
 
-    def __getitem__(self, index: int) -> tuple[Any] | None:
-        try:
-            return (self.dataset[index],)
-        except Exception:
-            return None
+    def __getitem__(self, index: int) -> Batch | None:
+        return self.units.read_each(np.array([index]))[0]
 
 
 @dataclass(frozen=True)
@@ -185,13 +218,57 @@ class OnDevice:
     def reads_ahead(self) -> bool:
         return getattr(self.units, "reads_ahead", False)
 
+    @property
+    def is_row_wise(self) -> bool:
+        return getattr(self.units, "is_row_wise", False)
+
     def take(self, indices: Indices) -> Batch:
         return moved(self.units.take(indices), self.device)
+
+    def read_each(self, indices: Indices) -> list[Batch | None]:
+        """Read every unit alone; see `saltflat.core.micro_batches.read_each`."""
+        return [_moved_or_none(unit, self.device) for unit in read_each(self.units, indices)]
 
     def close(self) -> None:
         """Let go of whatever reads the units."""
         if isinstance(self.units, DatasetUnits):
             self.units.close()
+
+
+def read_each(units: Units, indices: Indices) -> list[Any]:
+    """Read every unit alone, each under random draws of its own.
+
+    Args:
+        units: The private data. Classes with a ``read_each`` of their own read units with it.
+        indices: The sampled units.
+
+    Returns:
+        What ``take`` gives for each unit, in order; None for a unit that cannot be read.
+
+    Guarantee:
+        What is read of a unit depends on that unit and a fresh secret key. The streams of torch, numpy and `random`,
+        and generators that the data holds, continue afterwards as if nothing had been drawn.
+    """
+    own = getattr(units, "read_each", None)
+    if own is not None:
+        return own(indices)
+    found = []
+    with fenced_draws(find_generators(units)) as start_from:
+        for index in indices:
+            start_from(fresh_key())
+            try:
+                found.append(units.take(np.array([index])))
+            except Exception:
+                found.append(None)
+    return found
+
+
+def _moved_or_none(unit: Batch | None, device: torch.device) -> Batch | None:
+    """The unit on a device. One that is no batch of tensors stays where it is: it is judged later, by itself."""
+    try:
+        return None if unit is None else moved(unit, device)
+    except DataError:
+        return unit
 
 
 class Sampler(Protocol):

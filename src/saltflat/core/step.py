@@ -223,7 +223,7 @@ def look_again(
     if (due or spot.changed()) and len(drawn[-1]):
         some = drawn[-1][: max(2, int(few))]
         with full_float32():
-            _look(spot, copied(at.params), private, private.taken(some))
+            _look(spot, copied(at.params), private, private.largest_batch(some))
         read_again = getattr(private.contribution, "check_read", None)
         if read_again is not None:
             read_again(private.units.take, np.roll(some, secrets.randbelow(len(some))))

@@ -22,7 +22,7 @@ from saltflat.core.plan import Plan
 from saltflat.core.public import check_apart
 from saltflat.core.record import check_draws, check_record
 from saltflat.core.resume import Checkpoints, find, packed, position, save
-from saltflat.core.sampling import Indices, Units
+from saltflat.core.sampling import Batch, Indices, Units
 from saltflat.core.shards import kept_whole, settle
 from saltflat.core.step import (
     Position,
@@ -78,21 +78,28 @@ Watch = Callable[[Progress], bool | None]
 class Running:
     """How a plan is run: nothing here changes what a step releases or what it costs.
 
-    ``physical`` bounds the units in memory at once; ``checkpoints`` says where the run is kept, if anywhere; ``watch``
-    is called after each step, when the model has the weights of that step, and ends the run if it returns True. The
-    model's modes (train, eval) are put back after it.
+    ``physical`` bounds the units in memory at once, and ``max_tokens`` the positions: units times the longest second
+    axis of their tensors, for texts of different lengths; ``checkpoints`` says where the run is kept, if anywhere;
+    ``watch`` is called after each step, when the model has the weights of that step, and ends the run if it returns
+    True. The model's modes (train, eval) are put back after it. ``example`` is a batch of made-up or public units, such
+    as ``(torch.zeros(2, 20), torch.zeros(2, dtype=torch.long))``: the checks before the first step then try the model
+    on it, and read no private unit.
 
     A ``watch`` may look at public data as much as it likes. One that looks at private data tells of it by what it
     prints and by when it stops, and no epsilon covers that.
     """
 
     physical: int = 256
+    max_tokens: int | None = None
     checkpoints: Checkpoints | None = None
     watch: Watch | None = None
+    example: Batch | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not is_whole(self.physical):
             raise SettingError(f"physical is a whole number of units, at least 1; got {self.physical!r}")
+        if not (self.max_tokens is None or is_whole(self.max_tokens)):
+            raise SettingError(f"max_tokens is a whole number, at least 1, or None; got {self.max_tokens!r}")
         if not (self.checkpoints is None or isinstance(self.checkpoints, Checkpoints)):
             raise SettingError(f"checkpoints is Checkpoints(folder), or None; got {self.checkpoints!r}")
         if not (self.watch is None or callable(self.watch)):
@@ -265,8 +272,9 @@ class _Run:
         if next_phase(self.plan, at) is None:
             return
         plan, guards = self.plan, self.safeguards
-        private, physical = Private.of(contribution, units), self.running.physical
-        spot = contribution.check(copied(at.params), private.units.take, private.count)
+        physical = self.running.physical
+        private = Private.of(contribution, units, max_tokens=self.running.max_tokens)
+        spot = private.check(copied(at.params), self.running.example)
         ahead: Sequence[Indices] | None = None  # the next step's units, drawn already
         while not leave() and (here := begin(plan, at)) is not None:
             drawn = ahead if ahead and here is at else draw(plan, here, private.count, guards.sampling)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -66,6 +67,7 @@ class Examples:
     targets: Tensor = field(repr=False)
     scale: Scale | None = None
     features: str = ""  # how the inputs were made from what was read, in words, for the statement
+    is_row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if len(self.inputs) != len(self.targets):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -53,6 +54,7 @@ class Stored:
     device: torch.device | str = "cpu"
     workers: int = 0
     features: str = ""
+    is_row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not is_whole(self.workers, 0):

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -117,6 +118,7 @@ class Authors:
 
     inputs: Tensor = field(repr=False)  # (authors, rows, length)
     targets: Tensor = field(repr=False)
+    is_row_wise: ClassVar[bool] = True
 
     @classmethod
     def of(cls, comments: Examples, authors: Sequence[str], *, rows: int) -> Authors:

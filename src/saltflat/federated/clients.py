@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 
-from saltflat.core.sampling import Batch, Indices, Units
+from saltflat.core.micro_batches import MicroBatches, canonical, is_row_wise
+from saltflat.core.rng import fenced_draws, find_generators, fresh_key
+from saltflat.core.sampling import Batch, Indices, Units, rows_in
 from saltflat.errors import DataError
 
 
@@ -58,6 +62,28 @@ class Clients:
         """These clients, each with its rows."""
         return [self._client(int(place)) for place in indices]
 
+    def read_each(self, indices: Indices) -> list[Client | None]:
+        """Read every client alone, under random draws of its own.
+
+        Args:
+            indices: The sampled clients.
+
+        Returns:
+            One client per index, in order; None for a client whose rows cannot be read.
+
+        Guarantee:
+            A client's rows depend on that client and a fresh secret key; see `saltflat.core.rng`.
+        """
+        found: list[Client | None] = []
+        with fenced_draws(find_generators(self.examples)) as start_from:
+            for place in indices:
+                start_from(fresh_key())
+                try:
+                    found.append(self._client(int(place)))
+                except Exception:
+                    found.append(None)
+        return found
+
     def without(self, place: int) -> Clients:
         """The same clients but for one: everyone else keeps number and rows."""
         left = [k for k in range(self.count) if k != place]
@@ -65,7 +91,22 @@ class Clients:
 
     def _client(self, place: int) -> Client:
         own = np.asarray(self.parts[place], dtype=np.int64)
-        return Client(self._number(place), self.examples.take(own))
+        if is_row_wise(self.examples):
+            return Client(self._number(place), self.examples.take(own))
+        try:
+            rows = self.examples.take(own)
+        except (
+            Exception
+        ):  # rows that do not fit into one batch: those of the most common form are the client's
+            rows = self._most_common(own)
+        return Client(self._number(place), canonical(rows, torch.get_default_dtype()))
+
+    def _most_common(self, own: Indices) -> Batch:
+        units = []
+        for place in own:
+            with suppress(Exception):
+                units.append(canonical(self.examples.take(np.array([place])), torch.get_default_dtype()))
+        return max(MicroBatches(len(own)).of([units]), key=rows_in)
 
     def _number(self, place: int) -> int:
         return place if self.numbers is None else int(self.numbers[place])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +14,7 @@ from saltflat.core.chance import secret
 from saltflat.core.check import Take
 from saltflat.core.contribution import Loss
 from saltflat.core.layers import check_whole
-from saltflat.core.reading import AT_FIRST, check_each_read
+from saltflat.core.reading import check_each_read
 from saltflat.core.sampling import Indices, rows_in
 from saltflat.core.spot import Spot, modes_of
 from saltflat.errors import SettingError
@@ -88,8 +87,7 @@ class PerClient:
         return torch.stack([torch.tensor([self._loss(p, client) for client in batch]) for p in points])
 
     def check(self, params: Tree, take: Take, count: int) -> Spot:
-        """See `check_clients` and `check_read`."""
-        self.check_read(take, np.arange(min(count, AT_FIRST)))
+        """See `check_clients`."""
         spot = check_clients(self, params, take, count)
         if spot.like is not None:
             self.ways[modes_of(self.model)] = at_once = most_at_once(self.trainer, params, spot.like)

@@ -35,6 +35,8 @@ OTHERS = {  # mostly of Opacus
     "accountant": "leave it out: steps are composed by their privacy loss distributions",
     "sample_rate": "say batch_size=, the expected one, and size= if the number of examples is public",
     "expected_batch_size": "say batch_size=, which is the expected one",
+    "example": "say running=sf.Running(example=...)",
+    "max_tokens": "say running=sf.Running(max_tokens=...)",
     "max_physical_batch_size": "say running=sf.Running(physical=...)",
     "sigma": "say noise_multiplier=, the noise divided by the clip norm",
     "target_unit_norm": "wrap the method: method=sf.methods.Rescaled(...)",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from mmap import mmap
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -398,6 +398,7 @@ class MappedUnits:
 
     arrays: Any = field(repr=False)
     dtype: torch.dtype
+    is_row_wise: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _tensors(_picked(self.arrays, np.arange(0)), self.dtype)  # refuses what is no array of numbers

@@ -471,6 +471,6 @@ def make_private(
     check_record(ready.plan, unit, safeguards)
     check_apart(ready.plan.public, known.units)
     check_sharded(model, ready.plan, known.contribution, safeguards)
-    rows = Private.of(known.contribution, known.units)
-    spot = rows.contribution.check(trainable(model), rows.units.take, rows.count)
+    rows = Private.of(known.contribution, known.units, max_tokens=running.max_tokens)
+    spot = rows.check(trainable(model), running.example)
     return PrivateLoop(ready, rows, statement, spot=spot, safeguards=safeguards, running=running)

@@ -20,7 +20,7 @@ from saltflat.front.given import given
 from saltflat.landscape.access import PUBLIC, Access, declared
 from saltflat.tree import Tree
 
-UNREAD = "cannot be read, or have another form than the first"
+UNREAD = "cannot be read, or have another number of rows than one"
 NOT_FINITE = "hold a NaN or an infinity"
 LABEL = "have a label that the loss does not take"
 FAILS = "make the loss or its gradient fail"
@@ -118,7 +118,7 @@ class _Look:
 
     def at(self, part: Indices) -> list[str]:
         """The reasons of the rows that would contribute nothing."""
-        batch = self.private.taken(part)
+        batch = self.private.together(part)
         if batch is None:
             if len(part) == 1:
                 return [UNREAD]

@@ -18,7 +18,7 @@ from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, n
 from saltflat.gradients.away import Away
 from saltflat.gradients.parts import Dense, Gathered, Part, combined, squares, together
 from saltflat.gradients.standardised import Standardisation, Standardised
-from saltflat.gradients.tape import Tape, Weight
+from saltflat.gradients.tape import ReadsValues, Tape, Weight
 from saltflat.tree import Tree, cut, is_sharded, wide
 
 LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
@@ -147,6 +147,8 @@ def _gather(use: Use, tape: Tape, away: Away | None) -> None:
     with torch.enable_grad():
         with tape, away.near(tape) if away else nullcontext():
             losses = checked_losses(losses_at(point), tape.rows)
+        if tape.reads_values and tape.rows > tape.views:
+            raise ReadsValues
         if losses.requires_grad:
             (losses * (weight / tape.views)).sum().backward()
     resolve(tape)

@@ -20,6 +20,7 @@ called twice, tied, sliced or followed by an in-place activation; and the model 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -87,6 +88,22 @@ class _Lift(torch.autograd.Function):
         return None, None
 
 
+class _NoView(torch.autograd.Function):
+    """The same numbers, and no view of another tensor.
+
+    A linear layer with more than two axes gives a view. An in-place activation replaces a view's place in the graph,
+    and a hook on it would never be called.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values.data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
 class _Copies(torch.autograd.Function):
     """(1, ...) -> (rows, ...) without copying, as part of the graph."""
 
@@ -149,6 +166,42 @@ class Weight:
         return self._traced is not None
 
 
+class ReadsValues(Exception):
+    """Code of the user's read values of a batch in Python, so what it did may depend on all of its units."""
+
+
+# Functions by which a Python number, list or truth value is made of a tensor: an `assert` or an `if` calls one of them.
+VALUE_READS = {
+    *(Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist),
+    *(Tensor.numpy, Tensor.__array__, Tensor.__contains__, Tensor.is_nonzero, Tensor.equal, Tensor.allclose),
+    *(torch.equal, torch.allclose, torch.is_nonzero),
+}
+# Packages whose branches choose between ways to compute the same, or refuse values row by row.
+TRUSTED_PACKAGES = ("torch", "transformers", "timm", "peft", "accelerate", "saltflat")
+
+
+def is_called_by_user() -> bool:
+    """Whether the function that a mode is looking at was called by code outside `TRUSTED_PACKAGES`."""
+    frame = sys._getframe(1)
+    passed = (__name__, "torch.overrides", "torch._tensor", "torch._jit_internal")
+    while frame.f_back is not None and frame.f_globals.get("__name__") in passed:
+        frame = frame.f_back
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.startswith("torch.testing") or name.partition(".")[0] not in TRUSTED_PACKAGES
+
+
+class WatchValueReads(TorchFunctionMode):
+    """Notice whether the user's code reads values of tensors in Python; see `ReadsValues`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noticed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.noticed = self.noticed or (func in VALUE_READS and is_called_by_user())
+        return func(*args, **(kwargs or {}))
+
+
 class Tape(TorchFunctionMode):
     """Record the uses of ``weights`` while ``rows`` rows, ``views`` of them per unit, pass through a model.
 
@@ -168,6 +221,7 @@ class Tape(TorchFunctionMode):
     ):
         super().__init__()
         self.rows, self.views, self.points = rows, views, points
+        self.reads_values = False  # whether the user's code made a Python value of data
         self.found: dict[str, Gathered] = {} if found is None else found  # of the weights themselves
         self.uses: dict[str, list[Part]] = {}  # of what forward made out of them
         self.times: dict[str, int] = {}  # how often that was used
@@ -201,6 +255,8 @@ class Tape(TorchFunctionMode):
         if all(shared):  # tensors made of nothing, such as zeros, are shared too
             return self._derive(func, args, kwargs, tensors)
         if not any(shared):
+            if func in VALUE_READS and not self.reads_values:
+                self.reads_values = is_called_by_user()
             faster = None if in_transform() else DATA_ALONE.get(func)
             result = func(*args, **kwargs) if faster is None else faster(func, *args, **kwargs)
         elif not any(id(t) in self._weights for t in tensors):
@@ -255,6 +311,8 @@ class Tape(TorchFunctionMode):
         """Call ``keep`` with the gradient at ``output`` when it is known, and store the parts it returns."""
         if not output.requires_grad:
             output = _Lift.apply(output, self._anchor)
+        elif output._is_view():
+            output = _NoView.apply(output)
         output.register_hook(lambda grad: self._store(keep(grad.detach())))
         return output
 
