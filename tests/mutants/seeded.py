@@ -88,8 +88,8 @@ UNITS_APART = (
         (CHECK, "            _check_rows(contribution, batch)\n", ""),
         (
             CONTRIBUTION,
-            "                if has_rows(own, self.rows_per_unit):\n",
-            "                if True:\n",
+            "if has_rows(own, self.rows_per_unit) and",
+            "if True and",
         ),
         hole=2,
     ),
@@ -99,8 +99,8 @@ UNITS_APART = (
         PIPELINES + "test_one_unit_moves_the_sum_by_at_most_the_clip_norm[3-two rows of some records]",
         (
             CONTRIBUTION,
-            "                if has_rows(own, self.rows_per_unit):\n",
-            "                if True:\n",
+            "if has_rows(own, self.rows_per_unit) and",
+            "if True and",
         ),
         hole=2,
     ),
@@ -498,7 +498,7 @@ UNITS_APART = (
         "a-collate-that-mixes",
         "what is read together is not compared with what is read alone",
         HOSTILE + "test_a_collate_that_mixes_units[centred]",
-        ("core/reading.py", "    if mixed:\n", "    if False:\n"),
+        ("core/reading.py", "    if fault:\n", "    if False:\n"),
         hole=4,
     ),
     mutant(
@@ -520,6 +520,27 @@ UNITS_APART = (
         "what is read of a unit after others is not compared with what it was before",
         HOSTILE + "test_units_that_remember_who_was_read_before[mean]",
         ("core/reading.py", "and not _near(before, after, beside)", "and False"),
+        hole=4,
+    ),
+    mutant(
+        "a-random-stream-that-is-not-found",
+        "data that does not repeat itself under the same random state is let through",
+        "core/test_reading.py::test_a_stream_that_is_not_found_is_refused",
+        ("core/reading.py", "    if not _near(alone, again, alone):\n", "    if False:\n"),
+        hole=4,
+    ),
+    mutant(
+        "generators-of-global-variables-are-shared",
+        "generators that a dataset draws from by the name of a global variable are not fenced",
+        "core/test_reading.py::test_generators_of_global_variables_are_found",
+        ("core/rng.py", "            held.append(value)\n", "            pass\n"),
+        hole=4,
+    ),
+    mutant(
+        "a-row-whose-type-follows-others",
+        "a row of arrays gets other types if a row beside it cannot be read",
+        "core/test_reading.py::test_a_row_is_the_same_beside_one_that_cannot_be_read",
+        (CONTRIBUTION, "if self.form is None else unit\n", "if True else unit\n"),
         hole=4,
     ),
     mutant(

@@ -48,9 +48,9 @@ def still_by_place(held: Sequence[Generator] | None) -> Iterator[None]:
 
 
 @contextmanager
-def repeated() -> Iterator[None]:
-    """The same draws each time, alike for every row: torch's, and those of numpy and Python that have no owner."""
-    with still(()):
+def repeated(held: Sequence[Generator] = ()) -> Iterator[None]:
+    """The same draws each time, alike for every row: the default streams of torch, numpy and Python, and ``held``."""
+    with still(held):
         yield
 
 

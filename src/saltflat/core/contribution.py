@@ -745,12 +745,15 @@ class Private:
             return None
 
     def _alone(self, part: Indices) -> Iterator[Batch]:
-        """Each unit that can be read alone and has its declared number of rows."""
+        """Each unit that can be read alone and has its declared number of rows.
+
+        A row of arrays keeps their form: it is what it would be among others.
+        """
         for unit in read_each(self.units, part):
             try:
-                own = canonical(unit, self._dtype)
-                if has_rows(own, self.rows_per_unit):
-                    yield self._cast(own)
+                own = self._cast(canonical(unit, self._dtype)) if self.form is None else unit
+                if has_rows(own, self.rows_per_unit) and self.form in (None, form_of(own)):
+                    yield own
             except Exception:
                 continue
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from saltflat.core.chance import repeated
+from saltflat.core.rng import find_generators
 from saltflat.core.sampling import Batch, Indices, form_of, leaves, rows_in
 from saltflat.errors import DataError
 
@@ -22,6 +23,12 @@ _MIXED = (
     "what is read of one {unit} changes with the others that are read beside it, or were before: the data's collate, "
     "or the dataset, mixes them (a batch statistic, a running one, mixup, padding with others' values); read each "
     "{unit} by itself, keep nothing of it for the next, and do such things to one {unit} alone"
+)
+_HIDDEN = (
+    "reading one {unit} twice under the same random state gives different values: the data keeps something of what it "
+    "read before, or draws from a generator that saltflat cannot reach, whose stream all units would share. Draw from "
+    "torch, numpy.random or random (each unit then gets secret draws of its own), or keep the generator as an "
+    "attribute of the dataset, transform or collate"
 )
 
 
@@ -35,11 +42,19 @@ def check_read(take: Take, units: Indices, rows: int) -> None:
     """Refuse data through which one unit reaches another's rows: each, read alone, stands among all that are read.
 
     And it is the same after the others were read as before: a dataset may keep no statistic of what it gave out. Rows
-    may come in any order: a collate may sort. Where reading draws by chance, the first of ``units`` is compared, under
-    the same draws; and none, where nobody can repeat them. Of many units some are compared, by chance. ``rows`` are a
-    unit's own. Whatever cannot be read adds nothing, and nothing is said of it.
+    may come in any order: a collate may sort. Draws are repeated for the comparison; data that does not repeat itself
+    then has a random stream that all units share, and is refused too. Of many units some are compared, by chance.
+    Whatever cannot be read adds nothing, and nothing is said of it.
+
+    Args:
+        take: Reads some units into a batch.
+        units: The units that are read.
+        rows: The rows of one unit.
+
+    Raises:
+        DataError: What is read of one unit changes with the others, or does not repeat itself.
     """
-    _check(units, "example", lambda some: _mixes(take, some, rows))
+    _check(units, "example", lambda some: _fault_of_rows(take, some, rows))
 
 
 def check_each_read(
@@ -47,64 +62,85 @@ def check_each_read(
 ) -> None:
     """The same of clients, which are no rows but have some: each, read alone, is what it is among others."""
     read = lambda some: [list(leaves(rows_of(each))) for each in take(some)]
-    _check(units, "client", lambda some: _mix(read, some))
+    held = find_generators(take)
+
+    def read_again(some: Indices) -> list[Rows]:
+        with repeated(held):
+            return read(some)
+
+    _check(units, "client", lambda some: _fault_of_clients(read, read_again, some))
 
 
-def _check(units: Indices, unit: str, mixes: Callable[[Indices], bool]) -> None:
+def _check(units: Indices, unit: str, fault_of: Callable[[Indices], str | None]) -> None:
     try:
-        mixed = len(units) > 1 and mixes(units)
+        fault = fault_of(units) if len(units) > 1 else None
     except Exception:
         return
-    if mixed:
-        raise DataError(_MIXED.format(unit=unit))
+    if fault:
+        raise DataError(fault.format(unit=unit))
 
 
-def _mix(read: Callable[[Indices], list[Rows]], units: Indices) -> bool:
-    def alone(unit: int) -> Rows:
-        with repeated():
-            return read(np.array([unit]))[0]
-
+def _fault_of_clients(
+    read: Callable[[Indices], list[Rows]], read_again: Callable[[Indices], list[Rows]], units: Indices
+) -> str | None:
+    """What is wrong with clients, if anything; ``read_again`` repeats the draws, and ``read`` does not."""
+    alone = lambda unit: read_again(np.array([unit]))[0]
     first, *others = units.tolist()
     _, before, again = (alone(first) for _ in range(3))  # what was read before the first time may be another
-    with repeated():
-        together = dict(zip(units.tolist(), read(units), strict=True))
+    together = dict(zip(units.tolist(), read_again(units), strict=True))
     alike = [each for each in together.values() if len(each) == len(before)]  # clients may have other shapes
     beside = [torch.cat([leaf.flatten() for leaf in part]) for part in zip(*alike, strict=True)]
+    if not _near(before, again, beside):
+        return _HIDDEN
     if _remembers(before, again, alone(first), beside):
-        return True
+        return _MIXED
     if not _same(before, again):
-        return False  # draws that nobody can repeat
+        return None  # apart by rounding only
     if not _same(before, together[first]):
-        return True
+        return _MIXED
     if not _same(read(units[:1])[0], read(units[:1])[0]):
-        return False  # draws: those of later units depend on how many came before
+        return None  # draws: those of later units depend on how many came before
     some = _CHANCE.sample(others, min(_FEW, len(others)))
-    return not all(_same(alone(unit), together[unit]) for unit in some)
+    return None if all(_same(alone(unit), together[unit]) for unit in some) else _MIXED
 
 
-def _mixes(take: Take, units: Indices, rows: int) -> bool:
+def _fault_of_rows(take: Take, units: Indices, rows: int) -> str | None:
+    held = find_generators(take)
+
+    def read(some: Indices) -> Rows:
+        with repeated(held):
+            return list(leaves(take(some)))
+
     first = units[:1]
-    _, alone, again = (
-        _read(take, first) for _ in range(3)
-    )  # what was read before the first time may be another
-    together, after = _read(take, units), _read(take, first)
-    if form_of(together) != form_of(alone) or len(together[0]) != rows * len(units):
-        return False  # such a batch is left out as a whole
-    if _remembers(alone, again, after, together):
-        return True
-    if not (_same(alone, again) and _same(together, _read(take, units))):
-        return False  # draws that nobody can repeat
-    if not _stands_in(alone, together, rows):
-        return True
+    _, alone, again = (read(first) for _ in range(3))  # what was read before the first time may be another
+    together = _read_or_none(read, units)
+    if together is None:
+        for unit in units[1:]:
+            _read_or_none(read, np.array([unit]))
+    after = read(first)
+    beside = together if together is not None and form_of(together) == form_of(alone) else None
+    if _remembers(alone, again, after, alone if beside is None else beside):
+        return _MIXED
+    if not _near(alone, again, alone):
+        return _HIDDEN
+    if beside is None or len(beside[0]) != rows * len(units):
+        return None  # they are read one at a time, and kept apart by their form
+    if not (_same(alone, again) and _same(beside, read(units))):
+        return None  # apart by rounding only
+    if not _stands_in(alone, beside, rows):
+        return _MIXED
     if not _same(list(leaves(take(first))), list(leaves(take(first)))):
-        return False  # draws: those of later units depend on how many came before
+        return None  # draws: those of later units depend on how many came before
     others = _CHANCE.sample(units[1:].tolist(), min(_FEW, len(units) - 1))
-    return not all(_stands_in(_read(take, np.array([unit])), together, rows) for unit in others)
+    return None if all(_stands_in(read(np.array([unit])), beside, rows) for unit in others) else _MIXED
 
 
-def _read(take: Take, units: Indices) -> Rows:
-    with repeated():
-        return list(leaves(take(units)))
+def _read_or_none(read: Callable[[Indices], Rows], units: Indices) -> Rows | None:
+    """These units together; None if they cannot be read so."""
+    try:
+        return read(units)
+    except Exception:
+        return None
 
 
 def _remembers(before: Rows, again: Rows, after: Rows, beside: Rows) -> bool:

@@ -11,6 +11,7 @@ import functools
 import random
 import secrets
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +26,8 @@ _KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Ra
 _MAX_VISITED = 5_000
 _MAX_ITEMS = 256  # entries of one list or dictionary that are looked at
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor, torch.dtype)
+# Packages whose own code draws from the default streams, or from a generator that it is given.
+_LIBRARIES = {"builtins", "torch", "numpy", "random", "scipy", "saltflat"}
 
 
 def fresh_key() -> int:
@@ -50,8 +53,9 @@ def default_generators() -> list[Generator]:
 def find_generators(*objects: Any) -> list[Generator]:
     """Find the random generators that objects hold, at any depth.
 
-    Attributes, containers, closures, defaults, bound methods, partial functions, and module variables that a function
-    or a method names are followed. At most `_MAX_VISITED` objects are visited.
+    Attributes, containers, closures, defaults, bound methods, partial functions, and the variables of modules that a
+    function or a method names are followed. At most `_MAX_VISITED` objects are visited, the nearest first. What is not
+    found is noticed by `saltflat.core.reading`: such data does not repeat itself under the same key.
 
     Args:
         objects: Datasets, transforms, collates, augmentations.
@@ -68,9 +72,9 @@ def find_generators(*objects: Any) -> list[Generator]:
     """
     found: dict[int, Generator] = {}
     seen: dict[int, Any] = {}  # holds what was visited, so that no address is used twice
-    waiting = list(objects)
+    waiting = deque(objects)
     while waiting and len(seen) < _MAX_VISITED:
-        value = waiting.pop()
+        value = waiting.popleft()
         if isinstance(value, _PLAIN) or id(value) in seen:
             continue
         seen[id(value)] = value
@@ -99,7 +103,7 @@ def _held_by(value: Any) -> list[Any]:
         return []
     held = [*getattr(value, "__dict__", {}).values()]
     for owner in type(value).__mro__:
-        if owner.__module__.partition(".")[0] in ("builtins", "torch", "numpy"):
+        if _is_of_a_library(owner.__module__):
             continue
         held += [
             getattr(value, name, None) for name in getattr(owner, "__slots__", ()) if isinstance(name, str)
@@ -109,14 +113,34 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _held_by_function(function: types.FunctionType) -> list[Any]:
+    if _is_of_a_library(function.__module__):
+        return []
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
             held.append(cell.cell_contents)
         except ValueError:  # not filled yet
             continue
-    named = (function.__globals__.get(name) for name in function.__code__.co_names)
-    return held + [each for each in named if isinstance(each, (types.FunctionType, *_KINDS))]
+    names = _names_in(function.__code__)
+    for name in names:
+        value = function.__globals__.get(name)
+        if isinstance(value, types.ModuleType) and not _is_of_a_library(value.__name__):
+            held += [vars(value)[each] for each in names if each in vars(value)]
+        elif isinstance(value, type) and not _is_of_a_library(value.__module__):
+            held += [each for each in vars(value).values() if isinstance(each, (types.FunctionType, *_KINDS))]
+        else:
+            held.append(value)
+    return held
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Names of globals and attributes that code mentions, in functions and comprehensions inside it too."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return {*code.co_names}.union(*map(_names_in, inner))
+
+
+def _is_of_a_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
 
 
 def seed_generator(generator: Generator, key: int) -> None:
