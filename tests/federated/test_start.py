@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from saltflat.cli import app
+from saltflat.core.plan import with_spare
 from saltflat.errors import SettingError
 from saltflat.federated.flower.start import start_app
 
@@ -75,6 +76,9 @@ def test_the_plan_of_the_app_keeps_its_promise(tmp_path: Path, monkeypatch: pyte
     monkeypatch.syspath_prepend(str(tmp_path))
     from federation import task
 
-    assert 0.99 * task.EPSILON < task.plan().epsilon(task.DELTA) <= task.EPSILON
+    longest = with_spare(task.plan(), task.SPARE)
+    assert task.plan().steps == task.ROUNDS
+    assert task.SPARE >= 3
+    assert 0.99 * task.EPSILON < longest.epsilon(task.DELTA) <= task.EPSILON
     assert task.DELTA <= 1 / (10 * task.CLIENTS)
     assert task.plan().size == task.CLIENTS

@@ -1670,9 +1670,22 @@ CLIENTS_AND_ROUNDS = (
 
 
 FLEETS = "federated/test_remote.py::"
+SERVED = "runs/test_serve.py::TestKills::"
 REMOTE, SENT = "federated/flower/remote.py", "federated/flower/client.py"
 
 FLEET = (
+    mutant(
+        "a-server-without-a-budget",
+        "a federated run takes all its planned rounds after any number of kills, and passes its epsilon",
+        SERVED + "test_without_an_epsilon_the_plan_is_the_most",
+        ("runs/serve.py", "                book.set_budget(budget)\n", "                pass\n"),
+    ),
+    mutant(
+        "a-server-that-states-its-plan",
+        "the statement of a federated run leaves out rounds that ran again after a kill",
+        SERVED + "test_three_kills_fit_into_the_declared_epsilon",
+        ("runs/serve.py", "event = plan.event_on_record(charged)", "event = plan.event()"),
+    ),
     mutant(
         "divide-by-replies",
         "the sum is divided by how many clients replied, so that drop-outs make each of them count for more",

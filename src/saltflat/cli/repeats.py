@@ -118,9 +118,9 @@ def _joint(plan: Plan, delta: float, times: int) -> float:
 
 def _begin_ledger(ledger: Path, recipe: Recipe, plan: Plan, times: int) -> None:
     """One ledger for all, with a budget that holds every run and its spare steps; it refuses more."""
+    from saltflat.core.plan import with_spare
     from saltflat.privacy.record.history import Budget
     from saltflat.privacy.record.ledger import Ledger
-    from saltflat.recipes.build import with_spare
 
     if plan.data_driven:
         raise SettingError(

@@ -274,6 +274,11 @@ class Plan:
         return replace(self, phases=tuple(noisier))
 
 
+def with_spare(plan: Plan, spare: int) -> Plan:
+    """The plan with so many more steps in each phase: the most that it may take, with what crashes waste."""
+    return replace(plan, phases=tuple(replace(each, steps=each.steps + spare) for each in plan.phases))
+
+
 def _check_handover(phase: Phase, following: Phase) -> None:
     """The steps that ``phase`` saves are taken in the ``following`` one: they may not cost more there."""
     if callable(phase.noise_schedule) or callable(following.noise_schedule):
@@ -288,15 +293,28 @@ def _check_handover(phase: Phase, following: Phase) -> None:
         )
 
 
-def calibrate(plan: Plan, *, epsilon: float, delta: float) -> Plan:
+def calibrate(plan: Plan, *, epsilon: float, delta: float, spare: int = 0) -> Plan:
     """The plan with its noise multipliers times one common factor, so that it spends ``epsilon``.
 
-    The phases' ratios are kept. The result's epsilon never exceeds the target, and reaches 99 % of it.
+    The phases' ratios are kept.
+
+    Args:
+        plan: What will run. Its noise multipliers say how noise is shared out between phases.
+        epsilon: The most that the run may cost.
+        delta: The delta that goes with it.
+        spare: So many more steps of each phase are paid for, but not planned. A kill wastes steps that were charged;
+            with spare ones the run still takes every planned step within ``epsilon``.
+
+    Returns:
+        The plan. With its spare steps it costs at most ``epsilon``, and at least 99 % of it.
     """
     if not isinstance(plan, Plan):
         raise SettingError(f"plan is a Plan, whose noise is to be scaled; got a {type(plan).__name__}")
+    if not is_whole(spare, 0):
+        raise SettingError(f"spare is a whole number of steps, 0 or more; got {spare!r}")
+    longest = with_spare(plan, spare) if spare else plan
     factor = calibrate_scale(
-        lambda scale: plan.scaled(scale).event(),
+        lambda scale: longest.scaled(scale).event(),
         epsilon=epsilon,
         delta=delta,
         accountant=tight(plan.relation),

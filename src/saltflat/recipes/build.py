@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from saltflat.core.contribution import PerExample, per_example, supervised
-from saltflat.core.plan import Plan, calibrate
+from saltflat.core.plan import Plan, calibrate, with_spare
 from saltflat.data import (
     Form,
     Own,
@@ -237,7 +237,7 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
     draft = draft_of(recipe, size)
     if recipe.epsilon is None:
         return draft
-    budget = {"epsilon": recipe.epsilon, "delta": recipe.delta}
+    budget: dict[str, Any] = {"epsilon": recipe.epsilon, "delta": recipe.delta}
     plan = with_spare(draft, recipe.spare)
     portions = [stage.portion for stage in recipe.phase if stage.portion is not None]
     if portions:
@@ -246,11 +246,6 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
         plan = calibrate(plan, **budget)
     both = zip(plan.phases, draft.phases, strict=True)
     return replace(plan, phases=tuple(replace(noisy, steps=planned.steps) for noisy, planned in both))
-
-
-def with_spare(plan: Plan, spare: int) -> Plan:
-    """The plan with as many more steps in each phase: the most that it may take, with what crashes waste."""
-    return replace(plan, phases=tuple(replace(each, steps=each.steps + spare) for each in plan.phases))
 
 
 def with_pools(plan: Plan, pools: Mapping[str, PublicGradients]) -> Plan:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from saltflat.core.plan import Plan
+from saltflat.core.plan import Plan, with_spare
 from saltflat.errors import SettingError
 from saltflat.privacy.record.costs import Cost
 from saltflat.privacy.record.history import epsilon_of
 from saltflat.recipes import Recipe, documents, toml
-from saltflat.recipes.build import fitted, form_of, plan_of, size_of, with_spare
+from saltflat.recipes.build import fitted, form_of, plan_of, size_of
 from saltflat.recipes.recipe import from_document
 from saltflat.runs.sweep import Setting, Sweep
 

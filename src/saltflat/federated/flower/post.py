@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Set
 from typing import TYPE_CHECKING, Any
 
+from saltflat.federated.flower.parent import end_with_parent
 from saltflat.federated.flower.quiet import flower
 from saltflat.federated.flower.wire import LOSSES, TRAIN, WHO, Packed, Parcel, Question, Reply
 
@@ -21,10 +22,15 @@ QUESTION, REPLY, UPDATE, POINT = "question", "reply", "update", "point"  # names
 
 
 class GridPost:
-    """Questions as Flower's messages. One reply is read for each message that was sent, whatever else arrives."""
+    """Questions as Flower's messages. One reply is read for each message that was sent, whatever else arrives.
+
+    The process ends when the one of Flower that started it is gone. Flower's grid would wait for a killed SuperLink
+    without end, and a run that waits holds its folder: the next start would find it taken.
+    """
 
     def __init__(self, grid: Grid) -> None:
         flower()
+        end_with_parent()
         self._grid = grid
         self._open: dict[str, tuple[int, Question, float]] = {}  # message -> node, question, until when
 
