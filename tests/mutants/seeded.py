@@ -1916,6 +1916,16 @@ OF_VOTES = (
         (TEACHERS, "            os.chmod(self.path, 0o700)\n", "            os.chmod(self.path, 0o755)\n"),
     ),
     mutant(
+        "teachers-of-another-run",
+        "what was kept of a teacher is believed of another run, other rows or other settings",
+        VOTES + "TestTeachers::test_what_is_kept_of_anything_else_is_not_believed[rows]",
+        (
+            TEACHERS,
+            "            if not hmac.compare_digest(",
+            "            if False and not hmac.compare_digest(",
+        ),
+    ),
+    mutant(
         "bound-without-its-conditions",
         "the data-dependent bound is used at orders that its theorem does not cover",
         COSTS + "TestDependentCost::test_it_is_the_independent_one_where_a_condition_fails",

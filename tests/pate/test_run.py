@@ -16,8 +16,10 @@ import torch
 from saltflat.data import digits
 from saltflat.errors import BudgetError, DataError, LedgerError, ModelError, SettingError
 from saltflat.pate import SGD, SmoothedStudent, gnmax, kept, teachers
+from saltflat.pate import run as run_module
 from saltflat.pate.recipe import from_document, names, read
-from saltflat.pate.run import execute, read_answers, read_votes
+from saltflat.pate.run import Shown, execute, read_answers, read_votes
+from saltflat.pate.votes import private_counts
 from saltflat.privacy import read as read_ledger
 from saltflat.privacy.record.statement import from_json
 from saltflat.recipes.documents import Document, strange
@@ -174,6 +176,47 @@ class TestGoingOn:
         ):  # one block of 40 had begun: its answers are lost, and no query of it is asked again
             assert used == {"queries": 40, "answers": 30}
             assert (outcome.released.asked, outcome.released.answered) == (40, 0)
+
+    def test_teachers_that_were_ready_are_not_trained_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed after three of six, the run trains three, and its votes are those of an unbroken run."""
+        shown, votes = [], []
+        real = run_module.label
+        monkeypatch.setattr(
+            run_module,
+            "label",
+            lambda given, *rest, **more: votes.append(given) or real(given, *rest, **more),
+        )
+        folder = Folder(tmp_path / "one")
+        with monkeypatch.context() as patched:
+            self.stop(patched, "teacher")
+            with pytest.raises(Stopped):
+                execute(QUICK, folder)
+        files = sorted((folder.path / kept.PRIVATE).glob("teacher-*"))
+        assert len(files) == 3
+        assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+        told = Shown(teachers=lambda done, total: shown.append(done))
+        execute(QUICK, folder, resume=True, shown=told)
+        assert shown == [3, 4, 5, 6]
+        execute(QUICK, Folder(tmp_path / "two"))
+        both = [private_counts(each, np.arange(40)) for each in votes]
+        assert (both[0] == both[1]).all()
+
+    def test_a_run_with_nothing_left_to_ask_trains_no_teacher(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Killed while the student learns, or after the end: the answers are on disk, and teachers of no use."""
+        folder = Folder(tmp_path / "one")
+        first = execute(QUICK, folder)
+        assert not (folder.path / kept.PRIVATE).exists()
+        monkeypatch.setattr(teachers.Teaching, "teach", None)
+        shown: list[int] = []
+        told = Shown(teachers=lambda done, total: shown.append(done))
+        again = execute(QUICK, folder, resume=True, shown=told)
+        assert not shown
+        assert again.released == first.released
+        assert again.statement == first.statement
 
     def test_an_older_ledger_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = Folder(tmp_path / "one")

@@ -7,6 +7,7 @@ import logging
 import math
 import pickle
 import traceback
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -301,9 +302,52 @@ class TestTeachers:
         told: list[int] = []
         again = votes_of(teaching, private, layout, desk=desk, watch=lambda done, total: told.append(done))
         assert told == [2, 3, 4]
+        modes = {file.stat().st_mode & 0o777 for file in (tmp_path / "private").glob("teacher-*")}
+        assert modes == {0o600}
         assert (private_counts(first, np.arange(12)) == private_counts(again, np.arange(12))).all()
         desk.clear()
         assert not (tmp_path / "private").exists()
+
+    @pytest.mark.parametrize(
+        "changed",
+        ["run", "rows", "labels", "number", "training", "queries", "seed", "network", "choices", "link"],
+    )
+    def test_what_is_kept_of_anything_else_is_not_believed(self, changed: str, tmp_path) -> None:
+        """A teacher that was kept counts for the same run, rows and settings alone."""
+        private, pool = part_of_digits(40)
+        teaching, layout = Teaching(models.digits_cnn, SGD(epochs=1), pool, 10), by_example(private, 2)
+        place = tmp_path / "private"
+        Desk(place, "run").open()
+        of, parts = teaching.settings(), layout.parts()
+        part = lambda number: replace(
+            private, inputs=private.inputs[parts[number]], targets=private.targets[parts[number]]
+        )
+        planted = np.full(pool.count, 3, np.int16)
+        for number in (0, 1):
+            Desk(place, "run").keep(number, planted, of, part(number))
+        assert (Desk(place, "run").kept(0, pool.count, of, lambda: part(0)) == planted).all()
+        file, other = place / "teacher-000000.npy", part(0)
+        identity = "another run" if changed == "run" else "run"
+        if changed == "rows":
+            other = replace(other, inputs=other.inputs.flip(0))
+        elif changed == "labels":
+            other = replace(other, targets=other.targets.flip(0))
+        elif changed == "number":
+            file.write_bytes((place / "teacher-000001.npy").read_bytes())
+        elif changed == "choices":
+            file.write_bytes(file.read_bytes()[:-2] + b"\x04\x00")
+        elif changed == "link":
+            file.rename(tmp_path / "elsewhere")
+            file.symlink_to(tmp_path / "elsewhere")
+        of = {
+            "training": replace(teaching, how=SGD(epochs=2)),
+            "queries": replace(teaching, queries=replace(pool, inputs=pool.inputs.flip(0))),
+            "seed": replace(teaching, seed=1),
+            "network": replace(
+                teaching, make=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+            ),
+        }.get(changed, teaching).settings()
+        assert Desk(place, identity).kept(0, pool.count, of, lambda: other) is None
 
     def test_several_processes_choose_as_one_does(self) -> None:
         private, pool = part_of_digits(60)

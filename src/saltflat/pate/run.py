@@ -23,7 +23,7 @@ from saltflat.data.files import content, resolve
 from saltflat.errors import DataError, Interrupted, LedgerError, SettingError
 from saltflat.pate import kept
 from saltflat.pate.fitting import SmoothedStudent, fitted, made, share_right
-from saltflat.pate.gnmax import QUERIES, Answers, Cap, ConfidentGNMax, joined, label
+from saltflat.pate.gnmax import ANSWERS, QUERIES, Answers, Cap, ConfidentGNMax, joined, label
 from saltflat.pate.kept import Released
 from saltflat.pate.layout import Layout, by_example, by_user
 from saltflat.pate.recipe import PateRecipe, check, form_of, own_of, size_of, widened
@@ -45,6 +45,7 @@ NOT_COVERED = (
     "the queries, which are public inputs: who chose them, and from what",
     "teachers and votes, which are private and were not released",
 )
+AT_THIS_DATA = "at-this-data.json"
 READ = "the votes were read from a file: all of this holds if each unit was in one teacher's part, which no file shows"
 
 
@@ -168,7 +169,9 @@ def execute(
     with start, finish_first() as caught, _charged(recipe, folder, ledger) as (book, run):
         leave = partial(_leave, caught, folder)
         claim = run.claim(gnmax.cost)
-        votes = theirs or _votes(teaching, parts.private, layout, folder, workers, shown, leave)
+        votes = theirs
+        if votes is None and _needs_votes(recipe, gnmax, claim, folder):
+            votes = _votes(teaching, parts.private, layout, folder, workers, shown, leave)
         answers = _labelled(votes, gnmax, claim, folder, shown, leave)
         found = _sanitised(recipe, votes, gnmax, run, folder, answers.asked)
         student = _student(recipe, parts, answers, shown, leave)
@@ -212,6 +215,13 @@ def _votes_of_others(recipe: PateRecipe, classes: int, data_dir: Path | None) ->
     return votes
 
 
+def _needs_votes(recipe: PateRecipe, gnmax: ConfidentGNMax, claim: Claim, folder: Folder) -> bool:
+    """Whether a query is left to ask, or a release to make; else teachers are of no use any more."""
+    queries, answers = claim.used.get(QUERIES, 0), claim.used.get(ANSWERS, 0)
+    left = queries < recipe.queries and gnmax.allows({QUERIES: queries + 1, ANSWERS: answers + 1})
+    return left or (recipe.smooth is not None and not (folder.path / AT_THIS_DATA).exists())
+
+
 def _votes(
     teaching: Teaching,
     private: Examples,
@@ -227,12 +237,12 @@ def _votes(
         shown.teachers(done, total)
         leave()
 
-    desk = Desk(folder.path / kept.PRIVATE)
+    desk = Desk(folder.path / kept.PRIVATE, identity_of(folder.path) or "")
     return votes_of(teaching, private, layout, workers=workers, desk=desk, watch=watch)
 
 
 def _labelled(
-    votes: TeacherVotes,
+    votes: TeacherVotes | None,
     gnmax: ConfidentGNMax,
     claim: Claim,
     folder: Folder,
@@ -256,7 +266,8 @@ def _labelled(
 
     if begun_with > before.asked:  # their answers were lost with the process
         _add(journal, Answers(begun_with - before.asked, *[np.zeros(0, np.int64)] * 2))
-    label(votes, gnmax, claim, queries=range(begun_with, votes.queries), told=told)
+    if votes is not None:
+        label(votes, gnmax, claim, queries=range(begun_with, votes.queries), told=told)
     return read_answers(journal)
 
 
@@ -286,14 +297,19 @@ def read_answers(journal: Path) -> Answers:
 
 
 def _sanitised(
-    recipe: PateRecipe, votes: TeacherVotes, gnmax: ConfidentGNMax, run: Run, folder: Folder, asked: int
+    recipe: PateRecipe,
+    votes: TeacherVotes | None,
+    gnmax: ConfidentGNMax,
+    run: Run,
+    folder: Folder,
+    asked: int,
 ) -> Sanitised | None:
     """The released cost at this data, if the recipe asks for it; once, however often the run goes on."""
     if recipe.smooth is None:
         return None
-    place = folder.path / "at-this-data.json"
+    place = folder.path / AT_THIS_DATA
     claim = run.claim(release_cost(recipe.smooth))
-    if claim.used.get(RELEASES, 0) == 0:
+    if votes is not None and claim.used.get(RELEASES, 0) == 0:
         found = release(votes, gnmax, range(asked), recipe.smooth, claim)
         durable.replace(place, json.dumps(vars(found)))
     return Sanitised(**json.loads(place.read_text())) if place.exists() else None

@@ -6,6 +6,8 @@ nobody else's, whatever order, process or failure they came in.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import multiprocessing
 import os
 import signal
@@ -14,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -33,6 +36,7 @@ from saltflat.settings import is_whole
 _SIZES = torch.tensor([1e3, -1e2, 1e-2, 1e-3])
 Chosen = NDArray[np.int16]  # a teacher's class for each query; -1 where it has none
 README = "README.txt"
+_TAG = 32  # bytes of the hash before what is kept
 PRIVATE = (
     "PRIVATE: what each teacher answers to the public queries. It is as private as the training data, no epsilon "
     "covers it, and no report reads it. It is kept so that an interrupted run can go on, and removed when the run "
@@ -52,6 +56,16 @@ class Teaching:
     queries: Examples
     classes: int
     seed: int = 0
+
+    def settings(self) -> bytes:
+        """What decides, beside a teacher's own part, what it chooses: a digest of settings, queries, first weights."""
+        found = hashlib.blake2b(repr((self.how, self.classes, self.seed)).encode())
+        weights = made(self.make, self.seed * 1_000_003).state_dict()
+        for name, leaf in {"queries": self.queries.inputs, **weights}.items():
+            array = leaf.detach().cpu().contiguous()
+            found.update(repr((name, array.dtype, tuple(array.shape))).encode())
+            found.update(array.flatten().view(torch.uint8).numpy().tobytes())
+        return found.digest()
 
     def teach(self, number: int, part: Examples) -> Chosen:
         """What teacher ``number`` chooses after training on its part. Whatever goes wrong in it, it then abstains.
@@ -110,9 +124,14 @@ class Teaching:
 
 @dataclass(frozen=True)
 class Desk:
-    """A private folder that keeps what teachers chose, so that a run that was stopped goes on; None keeps nothing."""
+    """A private folder that keeps what teachers chose, so that a run that was stopped goes on; None keeps nothing.
+
+    ``identity`` is the run's. *Guarantee*: what is kept is believed only of the same run, for a teacher of the same
+    number, settings and rows; whatever else lies in the folder is as if it were not there.
+    """
 
     path: Path | None = None
+    identity: str = ""
 
     def open(self) -> None:
         """Make the folder, for its owner only, with a word on what it is."""
@@ -121,23 +140,41 @@ class Desk:
             os.chmod(self.path, 0o700)
             durable.replace(self.path / README, PRIVATE)
 
-    def kept(self, number: int, queries: int) -> Chosen | None:
-        """What a teacher chose; None if it was not kept whole, and must be trained again."""
+    def kept(self, number: int, queries: int, of: bytes, part: Callable[[], Examples]) -> Chosen | None:
+        """What a teacher chose; None if it was not kept whole, or of another run, and must be trained again.
+
+        ``of`` is `Teaching.settings`; ``part`` gives the teacher's rows, and is called only if there is a file.
+        """
         file = self._file(number)
-        if file is None or not file.is_file():
-            return None
         try:
-            found = np.load(BytesIO(file.read_bytes()), allow_pickle=False)
+            if file is None or file.is_symlink():
+                return None
+            data = file.read_bytes()
+            tag, content = data[:_TAG], data[_TAG:]
+            if not hmac.compare_digest(tag, self._tag(number, of, part(), content)):
+                return None
+            found = np.load(BytesIO(content), allow_pickle=False)
         except (OSError, ValueError, EOFError):
             return None
         return found if found.dtype == np.int16 and found.shape == (queries,) else None
 
-    def keep(self, number: int, chosen: Chosen) -> None:
+    def keep(self, number: int, chosen: Chosen, of: bytes, part: Examples) -> None:
+        """Keep what a teacher chose, for the owner alone, when it is ready."""
         file = self._file(number)
         if file is not None:
             buffer = BytesIO()
             np.save(buffer, chosen, allow_pickle=False)
-            durable.replace(file, buffer.getvalue())
+            durable.replace(file, self._tag(number, of, part, buffer.getvalue()) + buffer.getvalue())
+            os.chmod(file, 0o600)
+
+    def _tag(self, number: int, of: bytes, part: Examples, content: bytes) -> bytes:
+        """A hash of what was kept and of all that decided it, under the run's identity."""
+        found = hashlib.blake2b(key=self.identity.encode()[:64], digest_size=_TAG)
+        found.update(b"teacher %d of %d rows " % (number, part.count) + of)
+        for tensor in (part.inputs, part.targets):
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        found.update(content)
+        return found.digest()
 
     def clear(self) -> None:
         """Take away what this class wrote, and the folder if nothing else is in it."""
@@ -172,12 +209,18 @@ def votes_of(
     teaching.check()
     desk = desk or Desk()
     desk.open()
-    queries = teaching.queries.count
-    chosen = {n: kept for n in range(layout.teachers) if (kept := desk.kept(n, queries)) is not None}
-    parts = {n: part for n, part in enumerate(layout.parts()) if n not in chosen}
+    queries, of = teaching.queries.count, teaching.settings()
+    parts = dict(enumerate(layout.parts()))
+    rows_of = lambda number: _part(private, parts[number])
+    chosen: dict[int, Chosen] = {}
+    for number in parts:
+        known = desk.kept(number, queries, of, partial(rows_of, number))
+        if known is not None:
+            chosen[number] = known
+    missing = {number: rows for number, rows in parts.items() if number not in chosen}
     watch(len(chosen), layout.teachers)
-    for number, found in _taught(teaching, private, parts, workers):
-        desk.keep(number, found)
+    for number, found in _taught(teaching, private, missing, workers):
+        desk.keep(number, found, of, rows_of(number))
         chosen[number] = found
         watch(len(chosen), layout.teachers)
     table = np.stack([chosen[number] for number in range(layout.teachers)])
