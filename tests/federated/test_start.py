@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from saltflat.cli import app
 from saltflat.core.plan import with_spare
 from saltflat.errors import SettingError
+from saltflat.federated.flower import flower
 from saltflat.federated.flower.start import start_app
 
 DOCS = Path(__file__).parents[2] / "docs" / "federated_deployment.md"
@@ -82,3 +84,19 @@ def test_the_plan_of_the_app_keeps_its_promise(tmp_path: Path, monkeypatch: pyte
     assert 0.99 * task.EPSILON < longest.epsilon(task.DELTA) <= task.EPSILON
     assert task.DELTA <= 1 / (10 * task.CLIENTS)
     assert task.plan().size == task.CLIENTS
+
+
+def test_on_python_3_10_the_extra_installs_nothing_and_the_message_says_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Flower 1.41 needs 3.11: without the marker pip finds no version of it, and refuses the whole extra."""
+    metadata = (DOCS.parents[1] / "pyproject.toml").read_text()
+    (extra,) = re.findall(r'^federated = \["(.*?)"\]', metadata, flags=re.MULTILINE)
+    needed = Requirement(extra)
+    assert needed.marker is not None
+    assert not needed.marker.evaluate({"python_version": "3.10"})
+    assert needed.marker.evaluate({"python_version": "3.11"})
+    monkeypatch.setitem(sys.modules, "flwr.app", None)
+    monkeypatch.setattr(sys, "version_info", (3, 10, 14, "final", 0))
+    with pytest.raises(SettingError, match=r"needs Python 3\.11 or later, and this is 3\.10"):
+        flower()

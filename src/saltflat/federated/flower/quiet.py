@@ -36,6 +36,12 @@ def flower() -> Flower:
         import flwr.clientapp
         import flwr.serverapp
     except ImportError:
+        if sys.version_info < (3, 11):
+            here = ".".join(map(str, sys.version_info[:2]))
+            raise SettingError(
+                f"Flower 1.41 needs Python 3.11 or later, and this is {here}: run server and clients with a newer "
+                "Python; `saltflat federate` simulates clients on this one"
+            ) from None
         raise SettingError(
             "Flower is not installed, or older than 1.41: pip install 'saltflat[federated]'"
         ) from None
