@@ -436,3 +436,10 @@ def test_the_page_has_a_recipe_that_is_one_and_the_noise_that_is_printed() -> No
         plan = sf.recipes.build.draft_of(recipe.but({"draw": name}), recipe.clients.count)
         found = sf.calibrate(plan, epsilon=8, delta=2e-4)
         assert f"{found.phases[0].noise_multiplier:.2f}" == noise
+
+
+@pytest.mark.parametrize(("clients", "few"), [("99", True), ("100", False)])
+def test_few_clients_are_warned_of_before_anything_is_spent(clients: str, few: bool, saltflat: Said) -> None:
+    code, out, _ = saltflat("federate", "--clients", clients, "--delta", "1e-3", "--dry-run")
+    assert code == 0
+    assert (f"Warning: {clients} clients are few" in out) is few

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from saltflat.runs.layout import Folder, Reading
 
 PANEL = "Settings (they change what the recipe says; values are TOML)"
+FEW_CLIENTS = 100  # below so many declared ones there is a warning
 Out = Annotated[Path, typer.Option(help="The folder that keeps the run.")]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 DryRun = Annotated[
@@ -295,7 +296,14 @@ def announce(recipe: Recipe, plan: Plan, console: Console) -> None:
 def _clients(recipe: Recipe) -> list[str]:
     if recipe.clients is None:
         return []
-    return [f"{recipe.clients.count:,} clients are declared; each trains by {recipe.clients.local}"]
+    count = recipe.clients.count
+    said = [f"{count:,} clients are declared; each trains by {recipe.clients.local}"]
+    if count < FEW_CLIENTS:
+        said.append(
+            f"Warning: {count} clients are few: noise that hides one of them hides most of what they know together. "
+            "Expect a useful model from some hundreds on"
+        )
+    return said
 
 
 def _public(recipe: Recipe) -> list[str]:
