@@ -27,7 +27,7 @@ import runtimes
 
 pytestmark = pytest.mark.slow
 PAGE = Path(__file__).parents[2] / "docs" / "federated_deployment.md"
-LIMIT, HOSPITALS, ROUNDS = 400, 3, 6
+LIMIT, HOSPITALS, ROUNDS = 400, 3, 4
 
 
 def blocks(heading: str) -> list[str]:
@@ -131,7 +131,7 @@ def test_the_page_from_keys_to_a_model_with_the_server_killed_in_a_round(tmp_pat
             own_port = node.replace("--node-config", f"--port {runtimes.free_port()} --node-config")
             stack.enter_context(hosts.background(own_port, f"node-{k}", k))
         loop = stack.enter_context(hosts.background(start, "run"))
-        until(lambda: charged(run) >= 3, said)  # the third round is at hand
+        until(lambda: charged(run) >= 2, said)  # the second round is at hand
         os.kill(first.pid, signal.SIGKILL)
         first.wait()
         taken = charged(run)
@@ -144,7 +144,7 @@ def test_the_page_from_keys_to_a_model_with_the_server_killed_in_a_round(tmp_pat
     assert statement["epsilon"] <= 8.0
     assert statement["unit"] == "client"
     assert not any("planned rounds" in each for each in statement["warnings"])
-    assert 3 <= taken < charged(run)
+    assert 2 <= taken < charged(run)
     assert ROUNDS < charged(run) <= ROUNDS + 3  # the round at hand was paid for twice, out of the spare ones
     assert load_file(run / "model.safetensors").keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
 

@@ -61,7 +61,7 @@ def test_the_app_of_init_runs_as_it_is_written(tmp_path: Path) -> None:
     assert "round 10 of 10" in said
     statement = json.loads((run / "statement.json").read_text())
     assert statement["unit"] == "client"
-    assert 7.9 < statement["epsilon"] <= 8.0
+    assert 6 < statement["epsilon"] <= 8.0  # no spare round was needed
     assert any("before the noise" in line for line in statement["not_covered"])
     assert sum(read(run / "ledger.jsonl").steps().values()) == 10
     assert load_file(run / "model.safetensors").keys() == {"1.weight", "1.bias", "3.weight", "3.bias"}
@@ -110,8 +110,8 @@ def test_simulated_and_in_process_are_one_model_without_noise(tmp_path: Path) ->
         ("lr=0.1)", "lr=0.1, momentum=0.5, lr_decay=0.9, seed=3)"),
         ("noise_multiplier=1.0", "noise_multiplier=0.0"),
         (
-            "return calibrate(Plan(phases=(rounds,), rate=RATE, size=CLIENTS), epsilon=EPSILON, delta=DELTA)",
-            "return Plan(phases=(rounds,), rate=RATE, size=CLIENTS)",
+            "return calibrate(planned, epsilon=EPSILON, delta=DELTA, spare=SPARE)",
+            "return planned",
         ),
     )
     edited(app / "pyproject.toml", ('folder = "runs/federation"', f'folder = "{tmp_path / "there"}"'))
