@@ -190,7 +190,7 @@ class TestMistakes:
             ('"digits_cnn"', '"digits_cn"', "line 3: model: there is no model 'digits_cn'; did you mean digits_cnn?"),
             ('"digits_cnn"', "{digits_cnn = {clases = 3}}", "model.digits_cnn.clases: digits_cnn has no such"),
             ('"digits_cnn"', "{digits_cnn = {classes = 3.5}}", "classes: takes a whole number; got 3.5"),
-            ('"digits_cnn"', "{cnn_tanh = {activation = 'selu'}}", "activation: is nothing that a file can hold"),
+            ('"digits_cnn"', "{cnn_tanh = {activation = 3}}", "activation: takes a text or"),
         ],
     )  # fmt: skip
     def test_each_is_told_with_its_place(self, was: str, instead: str, said: str) -> None:

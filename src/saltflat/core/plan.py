@@ -25,7 +25,7 @@ from saltflat.door import (
 from saltflat.errors import SettingError
 from saltflat.optimizers import EMA, Optimizer
 from saltflat.privacy.accounting import bounds
-from saltflat.privacy.accounting.calibration import calibrate_scale, tight
+from saltflat.privacy.accounting.calibration import ACCOUNTANTS, calibrate_scale
 from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, Adjacency, ChosenDpEvent, compose
 from saltflat.privacy.accounting.filters import RdpFilter, planned_order
 from saltflat.privacy.limits import STEPS_CEILING
@@ -293,7 +293,7 @@ def _check_handover(phase: Phase, following: Phase) -> None:
         )
 
 
-def calibrate(plan: Plan, *, epsilon: float, delta: float, spare: int = 0) -> Plan:
+def calibrate(plan: Plan, *, epsilon: float, delta: float, spare: int = 0, accountant: str = "PLD") -> Plan:
     """The plan with its noise multipliers times one common factor, so that it spends ``epsilon``.
 
     The phases' ratios are kept.
@@ -304,19 +304,27 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float, spare: int = 0) -> Pl
         delta: The delta that goes with it.
         spare: So many more steps of each phase are paid for, but not planned. A kill wastes steps that were charged;
             with spare ones the run still takes every planned step within ``epsilon``.
+        accountant: "PLD", which is what `Plan.epsilon` reports, or "RDP", which most papers used and which asks for
+            7 to 8 % more noise.
 
     Returns:
-        The plan. With its spare steps it costs at most ``epsilon``, and at least 99 % of it.
+        The plan. With its spare steps it costs at most ``epsilon``, and at least 99 % of it by the accountant.
+
+    Guarantee:
+        At most ``epsilon`` by `Plan.epsilon` whichever the accountant: both bounds are upper ones, and the smaller
+        is reported.
     """
     if not isinstance(plan, Plan):
         raise SettingError(f"plan is a Plan, whose noise is to be scaled; got a {type(plan).__name__}")
     if not is_whole(spare, 0):
         raise SettingError(f"spare is a whole number of steps, 0 or more; got {spare!r}")
+    if not (isinstance(accountant, str) and accountant in ACCOUNTANTS):
+        raise SettingError(f"accountant is one of {', '.join(ACCOUNTANTS)}; got {accountant!r}")
     longest = with_spare(plan, spare) if spare else plan
     factor = calibrate_scale(
         lambda scale: longest.scaled(scale).event(),
         epsilon=epsilon,
         delta=delta,
-        accountant=tight(plan.relation),
+        accountant=ACCOUNTANTS[accountant](plan.relation),
     )
     return plan.scaled(factor)

@@ -10,13 +10,30 @@ from torch import nn
 from saltflat.errors import SettingError
 from saltflat.models.common import check_sizes
 
-Activation = Callable[[], nn.Module]
+Activation = str | Callable[[], nn.Module]
+ACTIVATIONS = ("ELU", "GELU", "Hardtanh", "LeakyReLU", "ReLU", "SELU", "Sigmoid", "SiLU", "Softplus", "Tanh")
+"""The activations of torch.nn that a network takes by name, each without settings."""
+
+
+def activation_of(activation: Activation) -> Callable[[], nn.Module]:
+    """The function that makes an activation layer, of its name or as it is.
+
+    >>> activation_of("SELU")()
+    SELU()
+    """
+    if not isinstance(activation, str):
+        return activation
+    if activation not in ACTIVATIONS:
+        raise SettingError(f"there is no activation {activation!r}; known are {', '.join(ACTIVATIONS)}")
+    found: Callable[[], nn.Module] = getattr(nn, activation)
+    return found
 
 
 def cnn_tanh(activation: Activation = nn.Tanh, classes: int = 10) -> nn.Module:
     """Six 3x3 convolutions in three pooled pairs, for 3x32x32 images: 550,570 parameters.
 
-    ``activation=nn.SELU`` is the variant that DP-SAT trains.
+    ``activation="SELU"`` is the variant that DP-SAT trains. A name is one of `ACTIVATIONS`; any function that makes a
+    layer will do in Python.
 
     >>> from saltflat.models import parameter_count
     >>> parameter_count(cnn_tanh())
@@ -26,7 +43,7 @@ def cnn_tanh(activation: Activation = nn.Tanh, classes: int = 10) -> nn.Module:
     Park et al., "Differentially Private Sharpness-Aware Training", ICML 2023.
     """
     check_sizes(classes=classes)
-    layers: list[nn.Module] = []
+    activation, layers = activation_of(activation), list[nn.Module]()
     for channels_in, width in pairwise((3, 32, 64, 128)):
         layers += [nn.Conv2d(channels_in, width, 3, padding=1), activation()]
         layers += [nn.Conv2d(width, width, 3, padding=1), activation(), nn.MaxPool2d(2)]
@@ -49,7 +66,9 @@ def digits_cnn(classes: int = 10) -> nn.Module:
     )
 
 
-def _two_convolutions(activation: Activation, classes: int, *, image: tuple[int, int]) -> nn.Module:
+def _two_convolutions(
+    activation: Callable[[], nn.Module], classes: int, *, image: tuple[int, int]
+) -> nn.Module:
     """The network of the DP-SGD tutorials; ``image`` is (channels, side)."""
     channels, side = image
     check_sizes(in_channels=channels, side=side, classes=classes)

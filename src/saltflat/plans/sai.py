@@ -12,6 +12,7 @@ from saltflat.door import AnyMethod
 from saltflat.errors import SettingError
 from saltflat.methods import DPSGD, SAT
 from saltflat.optimizers import SGD
+from saltflat.privacy.accounting.calibration import ACCOUNTANTS
 from saltflat.privacy.accounting.splits import SPLITS, phases_event
 from saltflat.settings import is_fraction
 
@@ -73,13 +74,19 @@ def sai(
 
 
 def split_budget(
-    plan: Plan, *, portions: Sequence[float], epsilon: float, delta: float, budget_split: str = "joint_ratio"
+    plan: Plan,
+    *,
+    portions: Sequence[float],
+    epsilon: float,
+    delta: float,
+    budget_split: str = "joint_ratio",
+    accountant: str = "PLD",
 ) -> Plan:
     """The plan with noise multipliers that divide (epsilon, delta) over its phases, each with its portion.
 
     ``budget_split``: "sequential" calibrates each phase to its portion of epsilon alone (the SAI paper's rule, valid
     and wasteful); "joint_ratio" keeps that rule's ratios and spends epsilon jointly; "joint_share" divides the
-    cost T_i (exp(1 / sigma_i^2) - 1) itself. See `saltflat.privacy.accounting.splits`.
+    cost T_i (exp(1 / sigma_i^2) - 1) itself. See `saltflat.privacy.accounting.splits`. ``accountant`` is `calibrate`'s.
 
     *Guarantee*: the result costs at most ``epsilon``. The rules know of plain phases only; where a plan holds
     schedules, second samples or a phase that ends early, all noise is scaled so that the whole plan fits.
@@ -90,16 +97,25 @@ def split_budget(
         raise SettingError(f"portions are the phases' parts of epsilon, in (0, 1); got {portions!r}")
     if not (isinstance(budget_split, str) and budget_split in SPLITS):
         raise SettingError(f"budget_split is one of {', '.join(SPLITS)}; got {budget_split!r}")
+    if not (isinstance(accountant, str) and accountant in ACCOUNTANTS):
+        raise SettingError(f"accountant is one of {', '.join(ACCOUNTANTS)}; got {accountant!r}")
     steps = [phase.steps for phase in plan.phases]
     shares = _whole(portions)
-    noise = SPLITS[budget_split](epsilon=epsilon, delta=delta, rate=plan.rate, steps=steps, shares=shares)
+    noise = SPLITS[budget_split](
+        epsilon=epsilon,
+        delta=delta,
+        rate=plan.rate,
+        steps=steps,
+        shares=shares,
+        accountant=ACCOUNTANTS[accountant](),
+    )
     divided = tuple(replace(p, noise_multiplier=n) for p, n in zip(plan.phases, noise, strict=True))
     result = replace(plan, phases=divided)
     if result.event() == phases_event(plan.rate, noise, steps):
         return result
     if budget_split == "sequential" and result.epsilon(delta) <= epsilon:
         return result  # it wastes by design: less noise than its rule gives is not what was asked for
-    return calibrate(result, epsilon=epsilon, delta=delta)
+    return calibrate(result, epsilon=epsilon, delta=delta, accountant=accountant)
 
 
 def _whole(portions: Sequence[float]) -> tuple[float, ...]:

@@ -237,7 +237,11 @@ def plan_of(recipe: Recipe, size: int) -> Plan:
     draft = draft_of(recipe, size)
     if recipe.epsilon is None:
         return draft
-    budget: dict[str, Any] = {"epsilon": recipe.epsilon, "delta": recipe.delta}
+    budget: dict[str, Any] = {
+        "epsilon": recipe.epsilon,
+        "delta": recipe.delta,
+        "accountant": recipe.accountant,
+    }
     plan = with_spare(draft, recipe.spare)
     portions = [stage.portion for stage in recipe.phase if stage.portion is not None]
     if portions:

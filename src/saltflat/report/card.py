@@ -23,7 +23,7 @@ MARK = "<!-- saltflat report -->"
 HOUSEKEEPING = ("version", "physical", "spare", "seed", "table", "test")
 NEUTRAL = {  # what is as it always is, and so says nothing
     **{"weight_decay": "0", "drift": "1", "views": "1", "noise_schedule": "1", "momentum": "0"},
-    **{"draw": "Poisson", "budget_split": "joint_ratio"},
+    **{"draw": "Poisson", "budget_split": "joint_ratio", "accountant": "PLD"},
 }
 DATASETS = {
     "mnist": "ylecun/mnist",

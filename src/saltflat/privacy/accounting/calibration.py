@@ -55,6 +55,8 @@ def renyi(adjacency: Adjacency = ADD_REMOVE) -> Accountant:
 
 
 TIGHT, RENYI = tight(), renyi()
+ACCOUNTANTS = {"PLD": tight, "RDP": renyi}
+"""What noise may be calibrated by, by name. Both are upper bounds, and RDP asks for more noise."""
 
 
 def calibrate_scale(
