@@ -151,6 +151,7 @@ def two_phases(first: AnyMethod, common: Common, own: Own) -> sf.Plan:
         size=common.size,
         epsilon=common.epsilon,
         delta=common.delta,
+        portion=0.9,
         methods=(first, sf.methods.DPSGD()),
         clip_norms=(common.clip_norm, common.clip_norm),
         optimizers=(sf.optimizers.SGD(lr=common.lr), sf.optimizers.SGD(lr=common.lr / own.sai_drop)),

@@ -21,6 +21,13 @@ def _row(network: str, recipe: str, published: tuple[float, float, float], minut
         title=f"MNIST, {network}, 6,057 steps at noise 1.1 (epsilon 1.99 as printed, 1.51 by PLD)",
         source="the DPLIS paper's Table 2, single runs",
         minutes=minutes,
+        parts=(
+            ("smoothing at R 10", "mean-r10", "none"),
+            ("smoothing at R 40", "mean-r40", "none"),
+            ("the sum without smoothing", "rescaled", "none"),
+            ("smoothing at R 10 on top of the sum", "sum-r10", "rescaled"),
+            ("smoothing at R 40 on top of the sum", "sum-r40", "rescaled"),
+        ),
         arms=(
             Arm("none", "DP-SGD", recipe, {"phase.0.method": "DPSGD"}, Published(none)),
             Arm("mean-r10", "DPLIS, mean, R 10", recipe, smoothed(10.0, total=False), Published(r10)),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from saltflat.recipes import Recipe, shipped
+from saltflat.methods import DPLIS
+from saltflat.recipes import Recipe, read
 
 SEEDS = (0, 1, 2)
 
@@ -29,7 +30,7 @@ class Arm:
     Args:
         name: What it is called on the command line.
         title: What the page calls it.
-        recipe: The name of a shipped recipe.
+        recipe: The name of a shipped recipe, or a file.
         changes: Other entries of that recipe.
         published: What the paper prints for it; None for our own controls.
     """
@@ -42,11 +43,14 @@ class Arm:
 
     def made(self, seed: int) -> Recipe:
         """The recipe of a run; DPLIS's jitter, which is public, follows the seed of the first weights."""
-        changes = {**self.changes, "seed": seed}
-        method = shipped(self.recipe, changes).phase[0].method
-        if type(method).__name__ == "DPLIS":
-            changes["phase.0.method.DPLIS.seed"] = seed
-        return shipped(self.recipe, changes)
+        recipe = read(self.recipe, {**self.changes, "seed": seed})
+        stages = (
+            replace(stage, method=replace(stage.method, seed=seed))
+            if isinstance(stage.method, DPLIS)
+            else stage
+            for stage in recipe.phase
+        )
+        return replace(recipe, phase=tuple(stages))
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Row:
         source: Where the published numbers stand.
         arms: In the order in which they are run. The first one is what the others are compared with.
         same_network: Whether the published numbers are of this very network, so that they can be compared.
+        baseline: The arm that the published differences are to; the first one if left out.
+        parts: What a gain is made of: words, the arm with it, the arm without it.
         minutes: What a run takes on one thread of an otherwise idle processor, as far as known before any run.
         seeds: Of the first weights.
     """
@@ -69,6 +75,8 @@ class Row:
     arms: tuple[Arm, ...]
     minutes: float
     same_network: bool = True
+    baseline: str = ""
+    parts: tuple[tuple[str, str, str], ...] = ()
     seeds: Sequence[int] = SEEDS
 
     def arm(self, name: str) -> Arm:

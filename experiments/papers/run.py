@@ -3,7 +3,7 @@
 python experiments/papers/run.py --list                          # every row: published, measured, expected time
 python experiments/papers/run.py --row cifar10-eps1 --arm sai    # one arm; a killed run goes on from its checkpoint
 python experiments/papers/run.py --row fashion-mnist-eps1 fashion-mnist-eps3 --seed 0 --jobs 2
-python experiments/papers/run.py --write                         # docs/results/papers.md from the finished runs
+python experiments/papers/run.py --write                         # docs/results/papers.md and the README's table
 
 Finished runs are lines of experiments/papers/results.jsonl. A run that is there already, or that another process
 is at, is skipped. Each process computes on one thread.
@@ -30,24 +30,26 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import results
 import torch
-from papers import dp_sat, dplis, page, sai
-from papers.rows import Arm, Paper, Row
 from safetensors.torch import save_file
 from torch.func import functional_call
 
 import saltflat as sf
+from papers import dp_sat, dplis, page, sai
+from papers.rows import Arm, Paper, Row
 from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints, as_begun
 from saltflat.data import Examples, Split, load
 from saltflat.errors import Interrupted
 from saltflat.models import parameter_count
 from saltflat.privacy.accounting import bounds
-from saltflat.recipes import Recipe, network_of, plan_of
+from saltflat.recipes import network_of, plan_of
 from saltflat.recipes.build import contribution_of, rate_of, size_of
 
 PAPERS: tuple[Paper, ...] = (sai.PAPER, dp_sat.PAPER, dplis.PAPER)
 KEPT = Path(__file__).parent / "results.jsonl"
 PAGE = Path(__file__).parents[2] / "docs" / "results" / "papers.md"
+README = Path(__file__).parents[2] / "README.md"
+HEADLINE, MARKS = "cifar10-eps1", ("<!-- papers -->\n", "<!-- end of papers -->\n")
 WORK = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "saltflat" / "papers"
 
 
@@ -244,6 +246,13 @@ def series(chosen: Sequence[Wanted], work: Path, out: Path) -> None:
                 )
 
 
+def with_headline(text: str, found: Sequence[results.Result]) -> str:
+    """The README with SAI's row on CIFAR-10 between its marks."""
+    row = next(wanted.row for wanted in runs() if wanted.row.name == HEADLINE)
+    begin, end = (text.index(mark) for mark in MARKS)
+    return text[: begin + len(MARKS[0])] + page.readme(row, found) + text[end:]
+
+
 def several(words: Sequence[str], jobs: int) -> int:
     """The same command in so many processes, which share the runs."""
     command = [sys.executable, str(Path(__file__).resolve()), *words, "--jobs", "1"]
@@ -279,10 +288,20 @@ def main(words: Sequence[str] | None = None) -> int:
         and (given.seed is None or wanted.seed in given.seed)
     ]
     if given.list:
-        print(page.listed(chosen, results.read(given.out)))
+        rows = {wanted.row.name: wanted.row for wanted in chosen}
+        asked = [
+            (
+                row,
+                list({wanted.arm.name: wanted.arm for wanted in chosen if wanted.row is row}.values()),
+                sorted({wanted.seed for wanted in chosen if wanted.row is row}),
+            )
+            for row in rows.values()
+        ]
+        print(page.listed(asked, results.read(given.out)))
     elif given.write:
         PAGE.parent.mkdir(parents=True, exist_ok=True)
         PAGE.write_text(page.page(PAPERS, results.read(given.out)), encoding="utf-8")
+        README.write_text(with_headline(README.read_text(encoding="utf-8"), results.read(given.out)), "utf-8")
     elif given.jobs > 1:
         return several(words, given.jobs)
     else:

@@ -84,7 +84,16 @@ def _row(
             {"phase": phases("DPSGD", 2.0, split=True)},
         ),
     )
-    return Row(name=name, title=title, arms=arms, **row)
+    parts = (
+        ("the drop of the learning rate", "dp-sgd-drop", "dp-sgd"),
+        ("SAI's division of the noise, with the drop", "sai-no-climb", "dp-sgd-drop"),
+        ("the climb, with both", "sai", "sai-no-climb"),
+        ("the division of the noise without the drop", "noise-split", "dp-sgd"),
+        ("the climb with the drop, at DP-SGD's noise", "sat-drop", "dp-sgd-drop"),
+        ("the climb alone", "dp-sat", "dp-sgd"),
+        ("joint accounting", "sai-joint", "sai"),
+    )
+    return Row(name=name, title=title, arms=arms, parts=parts, baseline="dp-sgd-rdp" if same else "", **row)
 
 
 _FASHION = {"epochs": 40, "steps": 1200}

@@ -14,7 +14,7 @@ from saltflat.methods import DPSGD, SAT
 from saltflat.optimizers import SGD
 from saltflat.privacy.accounting.calibration import ACCOUNTANTS
 from saltflat.privacy.accounting.splits import SPLITS, phases_event
-from saltflat.settings import is_fraction
+from saltflat.settings import is_fraction, is_number
 
 
 def sai(
@@ -27,11 +27,13 @@ def sai(
     methods: tuple[AnyMethod, AnyMethod] = (SAT(0.05), DPSGD()),
     clip_norms: tuple[Any, Any] = (0.1, 0.1),
     optimizers: tuple[Any, Any] = (SGD(lr=2.0, momentum=0.9), SGD(lr=0.1, momentum=0.9)),
-    portion: float = 0.9,
+    portion: float | None = None,
     budget_split: str = "joint_ratio",
     until: Callable[[Any], bool] | None = None,
 ) -> Plan:
     """Phase 1: ``steps[0]`` steps of DP-SAT with ``portion`` of epsilon; phase 2: ``steps[1]`` of DP-SGD.
+
+    ``portion`` left out is the paper's: 0.8 up to epsilon 1, and 0.9 above.
 
     Each pair gives the first and the second phase's setting, so that any two methods, clipping rules and
     optimizers go in: ``methods=(DPLIS(method=SAT(0.05), lr=2.0), DPSGD())`` smooths the first phase. The optimizer
@@ -55,6 +57,8 @@ def sai(
     for name, pair in pairs.items():
         if not (isinstance(pair, tuple | list) and len(pair) == 2):
             raise SettingError(f"{name} is a pair, for the first and the second phase; got {pair!r}")
+    if portion is None:
+        portion = 0.8 if is_number(epsilon) and epsilon <= 1 else 0.9
     if not (is_fraction(portion) and portion > 0):
         raise SettingError(f"portion is the first phase's part of epsilon, between 0 and 1; got {portion!r}")
     phases = tuple(
