@@ -22,7 +22,7 @@ from saltflat.methods import DPLIS, DPSGD, SAT, Plateau, PublicSharpness, Quanti
 from saltflat.models import parameter_count
 from saltflat.optimizers import EMA, SGD, Adam, Torch
 from saltflat.recipes import Network, Recipe, Stage, about, names, read, recipe_of, shipped
-from saltflat.recipes.build import draft_of, loss_of, network_of, plan_of
+from saltflat.recipes.build import check_shapes, draft_of, form_of, loss_of, network_of, plan_of
 from saltflat.recipes.documents import SETTINGS, parse
 from saltflat.recipes.recipe import from_document
 from saltflat.schedules import Linear
@@ -184,6 +184,7 @@ class TestMistakes:
             ("batch_size", "views = 2000\naugment = ['Flip']\nbatch_size", "line 5: views: must be at most 1024"),
             ("batch_size", "budget_split = 'half'\nbatch_size", "budget_split: is one of sequential"),
             ("batch_size", "seed = 9223372036854775808\nbatch_size", "more than 64 bits"),
+            ("batch_size", "accountant = 'RDF'\nbatch_size", "accountant: is one of PLD, RDP; got 'RDF'"),
             ("batch_size", "spare = -1\nbatch_size", "spare: must be 0 or more"),
             ("batch_size", "physical = 0\nbatch_size", "physical: must be at least 1"),
             ("batch_size", "using = {}\nbatch_size", "using: a recipe has no such setting"),
@@ -440,9 +441,12 @@ print(json.dumps({name: [p.noise_multiplier for p in plan.phases] for name, plan
 """
 
 
+OF_PAPERS = ("dp-", "sai-", "dplis-")  # recipes named after a paper and a row of its table
+
+
 class TestShipped:
     @pytest.mark.parametrize(
-        "name", [name for name in names() if not name.startswith(("federated-", "best-"))]
+        "name", [name for name in names() if not name.startswith(("federated-", "best-", *OF_PAPERS))]
     )
     def test_each_fits_its_data_and_stays_within_epsilon(self, name: str) -> None:
         found = shipped(name)
@@ -451,6 +455,34 @@ class TestShipped:
         assert 0.9 * found.epsilon < plan.epsilon(found.delta) <= found.epsilon
         assert plan.steps == pytest.approx(sum(stage.epochs for stage in found.phase) / plan.rate, abs=1)
         assert parameter_count(network_of(found)) in (9_258, 26_010, 13_106_215, 5_003_745)
+
+    @pytest.mark.parametrize("name", [name for name in names() if name.startswith(OF_PAPERS)])
+    def test_a_paper_s_recipe_fits_its_data(self, name: str) -> None:
+        """Without calibration, which takes the time of the test; one of each kind is calibrated below."""
+        found = shipped(name)
+        assert (
+            "published: " in about(name) or "published for another network" in about(name) or "joint" in name
+        )
+        plan = draft_of(found, official_size(found.data))
+        whole = all(stage.epochs is not None for stage in found.phase)
+        epochs = sum(stage.epochs or 0.0 for stage in found.phase)
+        assert plan.steps == (round(epochs / plan.rate) if whole else 6057)
+        assert parameter_count(network_of(found)) in (550_570, 26_010, 468_874, 529_434)
+        check_shapes(found, form_of(found))
+
+    @pytest.mark.parametrize(
+        ("name", "spent"),
+        [
+            ("sai-cifar10-cnn-tanh-eps1", 0.79),
+            ("dp-sat-cifar10-cnn-tanh-eps2", 1.83),
+            ("dplis-mnist-cnn", 1.51),
+        ],
+    )
+    def test_a_paper_s_recipe_spends_what_its_accounting_leaves(self, name: str, spent: float) -> None:
+        """Each phase on its own, or by RDP, as the papers have it: less than the epsilon that they print."""
+        found = shipped(name)
+        plan = plan_of(found, official_size(found.data))
+        assert plan.epsilon(found.delta) == pytest.approx(spent, abs=0.01)
 
     @pytest.mark.parametrize("one", on_file(), ids=shipped_name)
     def test_they_are_what_the_experiments_ran(self, one: dict[str, Any]) -> None:

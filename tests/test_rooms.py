@@ -54,6 +54,7 @@ ONLY = {
         "methods",
         "optimizers",
         "plans",
+        "privacy.accounting.calibration",
         "privacy.accounting.splits",
         "settings",
     },

@@ -203,3 +203,10 @@ def test_attention_is_the_formula() -> None:
 def test_impossible_sizes_are_refused_by_name(build: Callable[[], nn.Module], field: str) -> None:
     with pytest.raises(SettingError, match=field):
         build()
+
+
+def test_an_activation_has_a_name_or_is_a_function() -> None:
+    by_name, as_function = models.cnn_tanh("SELU"), models.cnn_tanh(nn.SELU)
+    assert str(by_name) == str(as_function)
+    with pytest.raises(SettingError, match=r"there is no activation 'selu'; known are ELU, .*SELU"):
+        models.cnn_tanh("selu")

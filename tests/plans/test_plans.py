@@ -62,6 +62,24 @@ class TestSAI:
         costs_more = driven.phases[0].noise_multiplier > fixed.phases[0].noise_multiplier
         assert costs_more == (split != "sequential")  # which wastes enough to have it for nothing
 
+    @pytest.mark.parametrize(("epsilon", "portion"), [(1.0, 0.8), (2.0, 0.9)])
+    def test_the_first_phase_has_the_paper_s_portion(self, epsilon: float, portion: float) -> None:
+        setting = {**SETTING, "epsilon": epsilon}
+        assert sai(**setting) == sai(**setting, portion=portion)
+
+    @pytest.mark.parametrize("split", ["sequential", "joint_ratio"])
+    def test_by_rdp_there_is_more_noise(self, split: str) -> None:
+        given = {"portions": (0.9, 0.1), "epsilon": 2.0, "delta": 1e-5, "budget_split": split}
+        tight, loose = (
+            split_budget(sai(**SETTING), **given, accountant=accountant) for accountant in ("PLD", "RDP")
+        )
+        for before, after in zip(tight.phases, loose.phases, strict=True):
+            assert before.noise_multiplier < after.noise_multiplier
+        if split == "joint_ratio":
+            assert 0.99 * 2.0 <= bounds.rdp_epsilon(loose.event(), 1e-5) <= 2.0
+        with pytest.raises(SettingError, match="accountant is one of PLD, RDP; got 'rdp'"):
+            split_budget(sai(**SETTING), **given, accountant="rdp")
+
     def test_unknown_split(self) -> None:
         with pytest.raises(SettingError, match="joint_ratio"):
             sai(**SETTING, budget_split="joint")
