@@ -103,7 +103,16 @@ def listed(rows: Sequence[tuple[Row, Sequence[Arm], Sequence[int]]], found: Sequ
 def page(papers: Sequence[Paper], found: Sequence[Result]) -> str:
     """The whole page."""
     find = finder(found)
-    lines = [TOP]
+    every = [
+        (row, arm, seed) for paper in papers for row in paper.rows for arm in row.arms for seed in row.seeds
+    ]
+    ended = [one for each in every if (one := find(*each)) is not None]
+    hours = sum(one["cpu_seconds"] for one in ended) / 3600
+    lines = [
+        TOP,
+        f"{len(ended)} of {len(every)} runs are finished, in {hours:.1f} hours of one processor.",
+        "",
+    ]
     for paper in papers:
         lines += [f"## {paper.title}", "", *_answers(paper, find)]
         for row in paper.rows:
@@ -207,7 +216,8 @@ def _advice(row: Row, find: Find) -> str:
 
 def _section(row: Row, find: Find) -> list[str]:
     """The table of a row."""
-    headings = ("arm", "published", "last", "best", "epsilon", "noise", "hours", "seeds")
+    published = "published" if row.same_network else "published, other network"
+    headings = ("arm", published, "last", "best", "epsilon", "noise", "hours", "seeds")
     lines = [f"### {row.title}", "", f"`--row {row.name}`. Published: {row.source}.", ""]
     lines += [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
     ended = 0
