@@ -30,7 +30,7 @@ def test_it_names_only_what_exists() -> None:
     text = GUIDE.read_text()
     assert set(re.findall(r"pate\.([A-Za-z_]\w*)", text)) - {"json", "md", "py"} <= set(pate.__all__)
     own = {flag.word for flag in FLAGS}
-    own |= {"--dry-run", "--out", "--data-dir", "--workers", "--set"}
+    own |= {"--dry-run", "--out", "--resume", "--data-dir", "--workers", "--set"}
     assert set(re.findall(r"(--[a-z][a-z0-9-]+)", text)) <= own
 
 
