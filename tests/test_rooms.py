@@ -34,7 +34,7 @@ ONLY = {
     "methods": {"tree", "frames", "door", "errors", "methods", "settings"},
     "landscape": {"tree", "errors", "landscape"},
     "synthesis": {"tree", "errors", "methods.draws", "settings", "synthesis"},
-    "features": {"data.examples", "data.pictures", "errors", "features", "settings", "synthesis"},
+    "features": {"data.examples", "errors", "features", "privacy.record.cache", "settings", "synthesis"},
     "warmup": {
         "data",
         "errors",
@@ -46,7 +46,7 @@ ONLY = {
     },  # nothing private
     "privacy": {"tree", "errors", "privacy"},
     "privacy/accounting": {"errors", "privacy.limits", "privacy.accounting"},  # not who took the steps
-    "data": {"core.pages", "core.sampling", "errors", "data", "settings"},
+    "data": {"core.pages", "core.sampling", "errors", "data", "privacy.record.cache", "settings"},
     "plans": {
         "core.plan",
         "door",

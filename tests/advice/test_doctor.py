@@ -82,7 +82,8 @@ def test_a_batch_and_a_loss_of_ones_own() -> None:
     loss = lambda predict, batch: (predict(batch["x"]).squeeze(1) - batch["y"]) ** 2
     found = sf.doctor(nn.Linear(3, 1), loss, {"x": torch.randn(9, 3), "y": torch.randn(9)}, batch_size=90)
     assert found.refused == ""
-    assert (found.costs[0].batch, found.costs[0].rows) == (90, 9)
+    assert (found.costs[0].batch, found.costs[0].rows) == (90, None)
+    assert "as many at a time as were given" in found.text
     with pytest.raises(SettingError, match="give shape"):
         sf.doctor(nn.Linear(3, 1))
 

@@ -169,11 +169,26 @@ def test_a_wrong_request_is_one_line(
     [
         ([HEADER[:-1], ROW[:-1]], "no column buys; its columns are age, job, hours, price"),
         ([[SECRET, *ROW[1:]], ROW], "no column age, hours, job, buys; its first line names none"),
-        ([HEADER, [SECRET, *ROW[1:]]], "line 2: column 'age' must hold a number"),
-        ([HEADER, ["nan", *ROW[1:]]], "line 2: column 'age' must hold a number"),
-        ([HEADER, ["", *ROW[1:]]], "line 2: column 'age' must hold a number"),
-        ([HEADER, [*ROW[:-1], SECRET]], "line 2: the label 'buys' must be one of no, yes"),
-        ([HEADER, ROW[:-1]], "line 2: expected 5 values, got 4"),
+        (
+            [HEADER, [SECRET, *ROW[1:]]],
+            "on a screen of your own): column 'age' must hold a number",
+        ),
+        (
+            [HEADER, ["nan", *ROW[1:]]],
+            "on a screen of your own): column 'age' must hold a number",
+        ),
+        (
+            [HEADER, ["", *ROW[1:]]],
+            "on a screen of your own): column 'age' must hold a number",
+        ),
+        (
+            [HEADER, [*ROW[:-1], SECRET]],
+            "on a screen of your own): the label 'buys' must be one of no, yes",
+        ),
+        (
+            [HEADER, ROW[:-1]],
+            "on a screen of your own): expected 5 values, got 4",
+        ),
         ([HEADER], "holds no row"),
     ],
 )

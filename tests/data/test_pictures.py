@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -70,14 +71,25 @@ def test_classes_are_folders(folder: Path) -> None:
     assert np.array_equal(split.train.inputs[1].numpy(), pixels(1, 4, 6, 3, seed=1)[0].transpose(2, 0, 1))
 
 
-def test_sizes_and_damage(folder: Path, image_module) -> None:
+def test_sizes_and_damage(folder: Path, image_module, monkeypatch: pytest.MonkeyPatch) -> None:
     path = folder / "train" / "dog" / "b.png"
     image_module.fromarray(pixels(1, 8, 8)[0]).save(path)  # grey, and of another size
-    with pytest.raises(DataError, match=r"b.png is 8 x 8 and a.png is 4 x 6; pass size="):
+    with pytest.raises(DataError, match=r"must have one size.*differs from the first; pass size=") as caught:
         image_folder(folder)
+    assert not re.search(r"\.png|dog|8 x 8|4 x 6", str(caught.value)), "the name may tell of a person"
+    monkeypatch.setenv("SALTFLAT_NAME_RECORDS", "1")
+    with pytest.raises(DataError, match=r"b\.png differs"):
+        image_folder(folder)
+    monkeypatch.delenv("SALTFLAT_NAME_RECORDS")
     assert image_folder(folder, size=(5, 7)).shape == (3, 5, 7)
     path.write_bytes(path.read_bytes()[:50])
-    with pytest.raises(DataError, match=r"b\.png is no picture, or a truncated one"):
+    with pytest.raises(DataError, match="is no picture, or a truncated one") as caught:
+        image_folder(folder, size=(5, 7))
+    assert not re.search(r"\.png|dog", str(caught.value))
+    assert caught.value.__cause__ is None, "Pillow names the file"
+    assert caught.value.__suppress_context__
+    monkeypatch.setenv("SALTFLAT_NAME_RECORDS", "1")
+    with pytest.raises(DataError, match=r"b\.png is no picture"):
         image_folder(folder, size=(5, 7))
 
 
@@ -113,6 +125,6 @@ def test_packed_pictures_and_their_cache(
     assert sorted(tmp_path.rglob("*")) == before, "no copy of the data unless asked for"
     monkeypatch.setenv("SALTFLAT_CACHE", str(tmp_path / "cache"))
     assert np.array_equal(load("cifar10", tmp_path).train.inputs.numpy(), expected)
-    assert len(list((tmp_path / "cache").iterdir())) == 2
+    assert len(list((tmp_path / "cache").glob("*/*.npy"))) == 2
     monkeypatch.setattr("saltflat.data.pictures.decode", None)  # from here on only the cache can answer
     assert np.array_equal(load("cifar10", tmp_path).train.inputs.numpy(), expected)

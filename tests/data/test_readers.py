@@ -113,13 +113,13 @@ class TestIdx:
     @pytest.mark.parametrize(
         ("name", "change", "facts"),
         [
-            ("train-images-idx3-ubyte", lambda d: d[:-1], ("announces 3920 bytes", "holds 3919")),
-            ("train-images-idx3-ubyte", lambda d: d + b"x", ("holds 3921",)),
+            ("train-images-idx3-ubyte", lambda d: d[:-1], ("fewer bytes than its header announces",)),
+            ("train-images-idx3-ubyte", lambda d: d + b"x", ("more bytes than its header announces",)),
             ("train-images-idx3-ubyte", lambda d: d[:10], ("no idx file", "00000803")),
             ("train-images-idx3-ubyte", lambda d: b"", ("no idx file", "nothing")),
             ("train-images-idx3-ubyte", lambda d: b"<html>" + d, ("no idx file", "3c68746d")),
             ("train-images-idx3-ubyte", lambda d: idx_bytes(pixels(5, 8, 8)), ("28 x 28", "(8, 8)")),
-            ("train-labels-idx1-ubyte", lambda d: idx_bytes(LABELS[:4]), ("4 labels for the 5 images",)),
+            ("train-labels-idx1-ubyte", lambda d: idx_bytes(LABELS[:4]), ("each image needs one label",)),
             ("t10k-labels-idx1-ubyte", lambda d: idx_bytes(np.full(3, 10)), ("test labels", "0 to 9")),
             ("t10k-labels-idx1-ubyte", lambda d: None, ("has no t10k-labels-idx1-ubyte",)),
         ],
@@ -211,7 +211,7 @@ class TestCifar:
         write_cifar(tmp_path, "cifar-10-batches-bin")
         path = tmp_path / "cifar-10-batches-bin" / "test_batch.bin"
         path.write_bytes(path.read_bytes()[:-cut])
-        refused(lambda: load("cifar10", tmp_path), str(path), "records of 3073 bytes", f"got {6146 - cut}")
+        refused(lambda: load("cifar10", tmp_path), str(path), "records of 3073 bytes")
 
     @pytest.mark.parametrize(
         "table",
@@ -285,7 +285,7 @@ class TestSvhn:
             path.write_bytes(data)
             refused(lambda: load("svhn", tmp_path), str(path))
         self.write(tmp_path, y=np.array([[1], [2]], np.uint8))
-        refused(lambda: load("svhn", tmp_path), str(path), "32 x 32 x 3 x 2")
+        refused(lambda: load("svhn", tmp_path), str(path), "32 x 32 x 3 x n")
         (tmp_path / "svhn" / "test_32x32.mat").unlink()
         self.write(tmp_path)
         (tmp_path / "svhn" / "test_32x32.mat").unlink()
@@ -317,7 +317,7 @@ class TestNpz:
         objects = np.array([{}] * 5, dtype=object)
         good = {"x_train": pixels(5, 4, 4), "y_train": LABELS, "x_test": pixels(5, 4, 4), "y_test": LABELS}
         for change, fact in [
-            ({"x_train": objects}, "Object arrays"),
+            ({"x_train": objects}, "holds objects"),
             ({"y_train": LABELS / 2}, "one whole number per example"),
             ({"y_train": np.array(3)}, "one whole number per example"),
             ({"x_train": np.array(["a"] * 5)}, "expected numbers"),
@@ -366,8 +366,12 @@ class TestCsv:
         two = self.read(tmp_path, "ill,age,colour\nyes,50,green\nno,99999,violet\n").train.inputs
         assert torch.equal(one[0], two[0])
 
-    def test_damage(self, tmp_path: Path) -> None:
+    def test_damage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         head = "ill,age,colour\n"
+        refused(
+            lambda: self.read(tmp_path, head + "yes,50,green\nyes,5"), "a.csv, a record (set SALTFLAT_NAME"
+        )
+        monkeypatch.setenv("SALTFLAT_NAME_RECORDS", "1")  # on a screen of one's own
         for text, facts in [
             ("", ("no column age, colour, ill",)),
             ("ill,age\n", ("no column colour",)),

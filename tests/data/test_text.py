@@ -82,8 +82,14 @@ class TestComments:
         assert "secret" not in Vocabulary.of(text.brown(files), 8).words
         assert not text.reddit(files, vocabulary=KNOWN).train.targets.any()
 
-    def test_messages_tell_places_and_no_words(self, files: Path) -> None:
+    def test_messages_tell_no_words_and_places_only_if_asked_for(
+        self, files: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         write(files / "text", "goemotions_train", ["fine\t1\tid", "my secret"])
+        with pytest.raises(DataError, match=r"a record .*: expected 3 cells") as caught:
+            text.reddit(files, vocabulary=KNOWN)
+        assert "line 2" not in str(caught.value)
+        monkeypatch.setenv("SALTFLAT_NAME_RECORDS", "1")
         with pytest.raises(DataError, match="line 2: expected 3 cells") as caught:
             text.reddit(files, vocabulary=KNOWN)
         assert "secret" not in str(caught.value)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from saltflat.cli import app
 from saltflat.data import Examples, Split, digits
-from saltflat.errors import DataError, ModelError, SettingError
+from saltflat.errors import ModelError, SettingError
 from saltflat.features import (
     HOG,
     Grey,
@@ -255,6 +255,11 @@ class TestWhitened:
             shape_after([SMALL], (3, 128, 128))
 
 
+def kept_in(cache: Path) -> list[Path]:
+    """All files below a cache folder, those of hidden names too."""
+    return [each for each in cache.rglob("*") if each.is_file()]
+
+
 class TestFeatured:
     def split(self) -> Split:
         rows = (images((1, 8, 8), 150) * 255).to(torch.uint8)
@@ -297,8 +302,8 @@ class TestFeatured:
         split, stages, seen = self.split(), [HOG(4)], []
         first = featured(split, stages, cache=tmp_path, watch=lambda done, total: seen.append((done, total)))
         assert seen[-1] == (153, 153)
-        assert len(list(tmp_path.iterdir())) == 2  # training and test examples, and nothing half done
-        assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.iterdir())
+        assert len(kept_in(tmp_path)) == 2  # training and test examples, and nothing half done
+        assert all(file.stat().st_mode & 0o077 == 0 for file in kept_in(tmp_path))
         with patch.object(room, "built", side_effect=AssertionError("computed again")):
             again = featured(split, stages, cache=tmp_path)
         assert torch.equal(again.train.inputs, first.train.inputs)
@@ -316,7 +321,7 @@ class TestFeatured:
         compute(rows, parts[0], cache=tmp_path)
         found = compute(rows, [Joined(parts)], cache=tmp_path)
         torch.testing.assert_close(found, built([Joined(parts)], (1, 8, 8))(rows))
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(kept_in(tmp_path)) == 3
         assert torch.equal(compute(rows, [Joined(parts)], cache=tmp_path), found)
 
     def test_other_images_or_stages_are_other_files(
@@ -328,7 +333,7 @@ class TestFeatured:
         changed[3, 0, 2, 2] += 1e-3
         for each, stages in ((rows, [HOG(4)]), (changed, [HOG(4)]), (rows, [HOG(5)]), (rows, [HOG(4)])):
             torch.testing.assert_close(compute(each, stages), built(stages, (1, 8, 8))(each))
-        assert len(list(tmp_path.iterdir())) == 3
+        assert len(kept_in(tmp_path)) == 3
 
     def test_a_killed_run_leaves_nothing(self, tmp_path: Path) -> None:
         def broken(done: int) -> None:
@@ -336,14 +341,37 @@ class TestFeatured:
 
         with pytest.raises(KeyboardInterrupt):
             compute(images((1, 8, 8)), [HOG(4)], cache=tmp_path, watch=broken)
-        assert list(tmp_path.iterdir()) == []
+        assert kept_in(tmp_path) == []
 
-    def test_a_file_of_other_features(self, tmp_path: Path) -> None:
-        compute(images((1, 8, 8)), [HOG(4)], cache=tmp_path)
-        (file,) = tmp_path.iterdir()
-        np.save(file, np.zeros((2, 2), np.float32))
-        with pytest.raises(DataError, match="delete it"):
-            compute(images((1, 8, 8)), [HOG(4)], cache=tmp_path)
+    @pytest.mark.parametrize("how", ["other features", "planted ones", "a link to a file", "readable by all"])
+    def test_a_planted_file_is_not_believed_nor_followed(self, tmp_path: Path, how: str) -> None:
+        wanted = compute(images((1, 8, 8)), [HOG(4)], cache=tmp_path / "cache").clone()  # not the mapped file
+        (file,) = kept_in(tmp_path / "cache")
+        planted, elsewhere = np.zeros(wanted.shape, np.float32), tmp_path / "elsewhere.npy"
+        np.save(elsewhere, planted)
+        if how == "other features":
+            np.save(file, np.zeros((2, 2), np.float32))
+        elif how == "planted ones":
+            np.save(file, planted)
+        elif how == "a link to a file":
+            file.unlink()
+            file.symlink_to(elsewhere)
+        else:
+            file.chmod(0o666)
+        found = compute(images((1, 8, 8)), [HOG(4)], cache=tmp_path / "cache")
+        assert torch.equal(found, wanted)
+        assert file.stat().st_mode & 0o077 == 0
+        assert not file.is_symlink()
+        assert np.array_equal(np.load(elsewhere), planted)
+
+    def test_nobody_else_may_read_it_while_it_is_written(self, tmp_path: Path) -> None:
+        modes = []
+
+        def seen(done: int) -> None:
+            modes.extend(file.stat().st_mode & 0o777 for file in kept_in(tmp_path))
+
+        compute(images((1, 8, 8)), [HOG(4)], cache=tmp_path, watch=seen)
+        assert set(modes) == {0o600}
 
 
 @pytest.mark.parametrize(
@@ -486,4 +514,4 @@ class TestOnesOwn:
         """Two of them may have one name."""
         images = torch.rand(5, 1, 8, 8)
         compute(images, [Own()], cache=tmp_path)
-        assert list(tmp_path.iterdir()) == []
+        assert kept_in(tmp_path) == []

@@ -55,7 +55,7 @@ def test_they_are_computed_once(tmp_path: Path) -> None:
     assert len(seen) == count
     assert seen[-1] == 80
     assert torch.equal(first.train.inputs, again.train.inputs)
-    assert {oct(file.stat().st_mode)[-3:] for file in tmp_path.iterdir()} == {"600"}
+    assert {oct(file.stat().st_mode)[-3:] for file in tmp_path.rglob("*.npy")} == {"600"}
     nn.init.ones_(model[1].weight)  # other weights, other features
     other = transferred(split(), model, name="a net", cache=tmp_path, watch=watch)
     assert not torch.equal(other.train.inputs, first.train.inputs)

@@ -168,8 +168,45 @@ WRONG: dict[str, Callable[[Path], None]] = {
     "a table without a line of names": lambda folder: table(folder, f"{INPUT},{LABEL}\n" * 9),
     "a cell that is no number": lambda folder: table(folder, f"x,y\n{INPUT}e,0\n{INPUT},{LABEL}\n"),
     "a label that was not declared": lambda folder: table(folder, f"x,y\n{INPUT},{LABEL}\n"),
+    "a delta above one over the rows": lambda folder: by_fit(rows(), delta=0.01),
+    "an npz of texts": lambda folder: arrays(folder, x_train=np.full((COUNT, 2), f"{INPUT}")),
+    "an npz with targets of two numbers": lambda folder: arrays(folder, y_train=np.full((COUNT, 2), LABEL)),
+    "an npz of flat images": lambda folder: arrays(folder, x_train=np.zeros((COUNT, 4), np.uint8)),
+    "an npz with fewer labels": lambda folder: arrays(folder, y_train=np.zeros(COUNT - 1, np.int64)),
+    "an npz cut short": lambda folder: arrays(folder, cut=True),
+    "comments of authors with one label each": lambda folder: sf.data.Authors.of(
+        sf.data.Examples(torch.zeros(COUNT, 4).long(), torch.full((COUNT,), LABEL)), ["ann"] * COUNT, rows=2
+    ),
+    "an idx file cut short": lambda folder: idx(folder, COUNT - 1),
+    "a picture that is none": lambda folder: pictures(folder, ["anna-31.415.png"], b"no picture"),
     "a line with too many cells": lambda folder: table(folder, f"x,y\n{INPUT},0,{LABEL}\n"),
 }
+
+
+def arrays(folder: Path, *, cut: bool = False, **changed: np.ndarray) -> None:
+    inputs, labels = np.full((COUNT, 2), INPUT, np.float32), np.zeros(COUNT, np.int64)
+    whole = {"x_train": inputs, "y_train": labels, "x_test": inputs, "y_test": labels}
+    np.savez(folder / "a.npz", **{**whole, **changed})
+    if cut:
+        (folder / "a.npz").write_bytes((folder / "a.npz").read_bytes()[:-99])
+    sf.data.npz(folder / "a.npz", classes=3)
+
+
+def idx(folder: Path, count: int) -> None:
+    from saltflat.data.idx import read_idx
+
+    head = bytes([0, 0, 8, 1]) + COUNT.to_bytes(4, "big")
+    (folder / "a").write_bytes(head + bytes(count))
+    read_idx(folder / "a", 1)
+
+
+def pictures(folder: Path, names: list[str], content: bytes) -> None:
+    pytest.importorskip("PIL")
+    for name in names:
+        for part in ("train", "test"):
+            (folder / part / "86420").mkdir(parents=True, exist_ok=True)
+            (folder / part / "86420" / name).write_bytes(content)
+    sf.data.image_folder(folder)
 
 
 def table(folder: Path, text: str) -> None:
@@ -184,6 +221,17 @@ def test_no_message_holds_a_private_value(what: str, tmp_path: Path) -> None:
         WRONG[what](tmp_path)
     message = told(caught.value).replace(str(tmp_path), "")
     assert not VALUES.search(message), message
+
+
+def test_no_warning_and_no_look_says_how_many_there_are() -> None:
+    x, y = torch.randn(COUNT, 4), torch.zeros(COUNT).long()
+    done = sf.fit(model(), CRITERION, (x, y), epsilon=3, delta=5e-5, batch_size=64, epochs=0.02, quiet=True)
+    (warning,) = done.statement.warnings
+    assert "delta 5e-05 is above 1/(10 n)" in warning
+    assert not VALUES.search(warning)
+    assert "e-05 or less" not in warning, "what is advised would say it too"
+    looked = sf.doctor(model(), sf.supervised(CRITERION), (x, y))
+    assert not VALUES.search(f"{looked.text} {looked!r}")
 
 
 def test_the_words_are_found_where_they_are() -> None:

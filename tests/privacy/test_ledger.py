@@ -632,7 +632,7 @@ def test_an_interrupt_while_writing_closes_the_ledger(
     ledger = open_ledger(tmp_path / "a.ledger")
     run = ledger.run("one", block=4)
 
-    def interrupt(*args: Any) -> None:
+    def interrupt(*args: Any, **named: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

@@ -61,11 +61,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Cost:
-    """One step of a phase, as measured here on made-up rows: ``rows`` of the ``batch`` examples at a time."""
+    """One step of a phase, as measured here on made-up rows: ``rows`` of the ``batch`` examples at a time.
+
+    Of a batch that a user gave, ``rows`` is None: how many rows it has may be private.
+    """
 
     method: str
     batch: float
-    rows: int
+    rows: int | None
     seconds: float  # for the whole batch
     megabytes: float | None  # on top of the model and the data; None where it cannot be told
 
@@ -103,7 +106,8 @@ class Examined:
             return [f"refused: {self.refused}"]
         slow = {function for layer in self.slow for function in layer.slow}
         costs = [
-            f"{each.method}: {_seconds(each.seconds)} for a step of {each.batch:g} examples, {each.rows} at a time"
+            f"{each.method}: {_seconds(each.seconds)} for a step of {each.batch:g} examples, "
+            + ("as many at a time as were given" if each.rows is None else f"{each.rows} at a time")
             + ("" if each.megabytes is None else f", {each.megabytes:,.0f} MB beside model and data")
             for each in self.costs
         ]
@@ -157,7 +161,10 @@ def doctor(
     rows = min(batch_size, physical)
     made = form.made_up(rows) if form is not None else batch
     contribution = per_example(copy.deepcopy(model), whole)
-    return examine(contribution, made, [(PHASE, float(batch_size))])
+    found = examine(contribution, made, [(PHASE, float(batch_size))])
+    if form is not None:
+        return found
+    return replace(found, costs=tuple(replace(each, rows=None) for each in found.costs))
 
 
 def examine(contribution: PerExample, rows: Batch, phases: Sequence[tuple[Phase, float]]) -> Examined:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from saltflat.bridges.guard import Guard, Tickets, checked, loop_of
 from saltflat.core.sampling import DatasetUnits
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.front.given import Settings
+from saltflat.privacy.record import durable
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback
@@ -179,7 +181,9 @@ class PrivateSteps(Trainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
         assert self.guard is not None
-        torch.save(self.guard.loop.state_dict(), Path(output_dir) / KEPT)
+        buffer = io.BytesIO()
+        torch.save(self.guard.loop.state_dict(), buffer)
+        durable.replace(Path(output_dir) / KEPT, buffer.getvalue())
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)

@@ -363,10 +363,10 @@ def _first_computes(make: Callable[[], Split]) -> Split:
     Where they are not, every process computes them at once: waiting for the first would take as long.
     """
     from saltflat.core.group import Group
-    from saltflat.data.pictures import CACHE
+    from saltflat.privacy.record.cache import VARIABLE
 
     made: list[Split] = []
-    if os.environ.get(CACHE):
+    if os.environ.get(VARIABLE):
         Group.here().told(lambda: made.append(make()))
     return made[0] if made else make()
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from saltflat.data.examples import HALF, Examples, Scale, Split
-from saltflat.data.files import resolve
-from saltflat.errors import DataError
+from saltflat.data.files import check_unpacked, resolve
+from saltflat.errors import DataError, SettingError
 
 Names = tuple[str, str, str, str]  # training inputs and targets, test inputs and targets
 KERAS: Names = ("x_train", "y_train", "x_test", "y_test")
@@ -19,17 +22,47 @@ MEDMNIST: Names = ("train_images", "train_labels", "test_images", "test_labels")
 
 
 def read_arrays(path: Path, names: Sequence[str]) -> dict[str, np.ndarray]:
-    """These arrays of an npz file."""
+    """These arrays of an npz file; one that announces too much is refused before it is unpacked."""
     if not path.is_file():
         raise DataError(f"{path} does not exist")
     try:
+        _check_declared(path, names)
         with np.load(path, allow_pickle=False) as file:
             missing = [name for name in names if name not in file]
             if not missing:
                 return {name: file[name] for name in names}
-    except Exception as error:  # damaged archives raise almost anything
-        raise DataError(f"{path} is no npz file, or a truncated one: {error}") from error
+    except (DataError, SettingError):
+        raise
+    except Exception as error:  # damaged archives raise almost anything, and its words may hold a shape
+        raise DataError(f"{path} is no npz file, or a truncated one ({type(error).__name__})") from None
     raise DataError(f"{path} has no array {', '.join(missing)}; expected {', '.join(names)}")
+
+
+def _check_declared(path: Path, names: Sequence[str]) -> None:
+    """By the archive's directory and each array's head, which say how many bytes there will be."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            name = member.filename.removesuffix(".npy")
+            if name not in names:
+                continue
+            check_unpacked(f"{path}: the array {name}", member.file_size, member.compress_size)
+            with archive.open(member) as file:
+                shape, dtype = head_of(file)
+            if dtype.hasobject:
+                raise DataError(
+                    f"{path}: the array {name} holds objects, which are never read; save plain numbers"
+                )
+            if prod(shape) * dtype.itemsize > member.file_size:
+                raise DataError(f"{path}: the array {name} is truncated; write it with numpy.savez")
+
+
+def head_of(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and the type in the head of a .npy file."""
+    version = np.lib.format.read_magic(file)
+    heads = np.lib.format
+    read = heads.read_array_header_1_0 if version == (1, 0) else heads.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return tuple(shape), dtype
 
 
 def npz(
@@ -58,7 +91,7 @@ def _examples(inputs: np.ndarray, targets: np.ndarray, scale: Scale, path: Path)
     if inputs.dtype.kind not in "fiu" or inputs.ndim == 0 or not whole:
         raise DataError(
             f"{path}: expected numbers as inputs and one whole number per example as targets; got "
-            f"{inputs.dtype} {inputs.shape} and {targets.dtype} {targets.shape}"
+            f"{inputs.dtype} {per_row(inputs)} and {targets.dtype} {per_row(targets)}"
         )
     labels = torch.from_numpy(targets.reshape(-1).astype(np.int64))
     if inputs.dtype != np.uint8:
@@ -105,10 +138,19 @@ def rows_of(
     return Examples(torch.from_numpy(inputs.astype(np.float32)), labels)
 
 
+def per_row(array: np.ndarray) -> str:
+    """The shape of an array in words, without the number of its rows, which may be private.
+
+    >>> per_row(np.zeros((7, 28, 28)))
+    'n x 28 x 28'
+    """
+    return " x ".join(["n", *map(str, array.shape[1:])]) if array.ndim else "one number"
+
+
 def images(pixels: np.ndarray, path: Path) -> Tensor:
     """uint8 (n, c, h, w) from (n, h, w) or (n, h, w, c)."""
     if pixels.ndim == 3:
         pixels = pixels[..., None]
     if pixels.ndim != 4:
-        raise DataError(f"{path}: expected uint8 images n x h x w or n x h x w x c, got {pixels.shape}")
+        raise DataError(f"{path}: expected uint8 images n x h x w or n x h x w x c, got {per_row(pixels)}")
     return torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))

@@ -91,7 +91,7 @@ def python_batch(path: Path, labels: str) -> Labelled:
             f"{path}: expected 'data', n x {_PIXELS} bytes, and a list of numbers {labels!r}; got {sorted(table)}"
         ) from None  # its words may hold a label
     if targets.shape != (len(pixels),):
-        raise DataError(f"{path}: {len(pixels)} images cannot have labels of shape {targets.shape}")
+        raise DataError(f"{path}: each image needs one label; got more of the one than of the other")
     return _images(pixels), torch.from_numpy(targets)
 
 
@@ -100,9 +100,7 @@ def binary_batch(path: Path, label_bytes: int) -> Labelled:
     data = content(path)
     record = label_bytes + _PIXELS
     if not data or len(data) % record:
-        raise DataError(
-            f"{path} is truncated or wrong: expected whole records of {record} bytes, got {len(data)} bytes"
-        )
+        raise DataError(f"{path} is truncated or wrong: expected whole records of {record} bytes")
     rows = np.frombuffer(data, np.uint8).reshape(-1, record)
     return _images(rows[:, label_bytes:]), torch.from_numpy(rows[:, label_bytes - 1].astype(np.int64))
 

@@ -11,9 +11,15 @@ from pathlib import Path
 
 from torch import Tensor
 
-from saltflat.errors import DataError
+from saltflat.errors import DataError, SettingError
 
 VARIABLE = "SALTFLAT_DATA"
+MOST = "SALTFLAT_MOST_UNPACKED"  # bytes that one packed file may unpack to
+
+NAMED = "SALTFLAT_NAME_RECORDS"  # set: messages name the record that is wrong, on a screen of one's own
+
+_ALWAYS = 2**26  # bytes that any packed file may unpack to
+_TIMES = 100  # its own size, if that is more
 
 Labelled = tuple[Tensor, Tensor]  # inputs and targets
 Parts = tuple[Labelled, Labelled]  # for training and for testing
@@ -82,11 +88,55 @@ def one_of(folder: Path, names: Sequence[str]) -> Path:
     raise DataError(f"{folder} has no {names[0]}, plain or .gz")
 
 
-def content(path: Path) -> bytes:
-    """A whole file, unpacked if its name ends in .gz."""
+def one_record(record: str) -> str:
+    """A record in a message: unnamed, as its name or place may tell of a person, unless the user asked for it.
+
+    >>> one_record("line 7")
+    'a record (set SALTFLAT_NAME_RECORDS=1 to have it named, on a screen of your own)'
+    """
+    if os.environ.get(NAMED):
+        return record
+    return f"a record (set {NAMED}=1 to have it named, on a screen of your own)"
+
+
+def most_unpacked(packed: int) -> int:
+    """How many bytes ``packed`` bytes may unpack to: 64 MiB, or 100 times as many, or what SALTFLAT_MOST_UNPACKED says.
+
+    Packed numbers, texts and pictures are rarely a tenth of what they hold; a file that holds much more of one byte
+    would fill the memory.
+    """
+    given = os.environ.get(MOST)
+    if not given:
+        return max(_ALWAYS, _TIMES * packed)
     try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        most = int(float(given))
+        if most < 1:
+            raise ValueError
+    except (ValueError, OverflowError):
+        raise SettingError(f"{MOST} is a number of bytes, such as 2e9; got {given[:40]!r}") from None
+    return most
+
+
+def check_unpacked(what: object, unpacked: int, packed: int) -> None:
+    """Refuse to unpack more than `most_unpacked`; ``what`` is named in the message."""
+    most = most_unpacked(packed)
+    if unpacked > most:
+        raise DataError(
+            f"{what} unpacks to more than {most} bytes, out of proportion to its own size; if it is meant to be so "
+            f"large, set the variable {MOST} to the bytes that you allow"
+        )
+
+
+def content(path: Path) -> bytes:
+    """A whole file, unpacked if its name ends in .gz, to at most `most_unpacked` bytes."""
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        packed = path.stat().st_size
+        with gzip.open(path) as file:
+            data = file.read(most_unpacked(packed) + 1)
+        check_unpacked(path, len(data), packed)
+        return data
     except FileNotFoundError:
         raise DataError(f"{path} does not exist") from None
     except EOFError:

@@ -36,8 +36,8 @@ def read_idx(path: Path, *allowed: int) -> Tensor:
     sizes = struct.unpack(f">{dimensions}I", data[4:start])
     if len(data) - start != prod(sizes):
         raise DataError(
-            f"{path} is truncated or damaged: its header announces {prod(sizes)} bytes "
-            f"({' x '.join(map(str, sizes))}), it holds {len(data) - start}"
+            f"{path} is truncated or damaged: it holds {'fewer' if len(data) - start < prod(sizes) else 'more'} bytes "
+            "than its header announces"
         )
     return torch.from_numpy(np.frombuffer(data, np.uint8, offset=start).reshape(sizes).copy())
 
@@ -50,9 +50,7 @@ def labelled(folder: Path, part: str) -> Labelled:
     )
     images, labels = read_idx(image_file, 3), read_idx(label_file, 1)
     if len(images) != len(labels):
-        raise DataError(
-            f"{label_file} holds {len(labels)} labels for the {len(images)} images of {image_file.name}"
-        )
+        raise DataError(f"{label_file}: each image needs one label; got more of the one than of the other")
     if images.shape[1:] != (28, 28):
         raise DataError(f"{image_file}: expected images of 28 x 28, got {tuple(images.shape[1:])}")
     return images.unsqueeze(1), labels.long()

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from saltflat.data.arrays import KERAS, read_arrays, rows_of
+from saltflat.data.arrays import KERAS, head_of, read_arrays, rows_of
 from saltflat.data.blocks import Blocks, blocks
 from saltflat.data.examples import Examples, Split
 from saltflat.data.files import resolve
@@ -290,16 +290,10 @@ def _head(path: Path) -> tuple[tuple[int, ...], str]:
     name = _names(path)[0]
     try:
         with zipfile.ZipFile(path) as file, file.open(f"{name}.npy") as array:
-            version = np.lib.format.read_magic(array)
-            read = (
-                np.lib.format.read_array_header_1_0
-                if version == (1, 0)
-                else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read(array)
+            shape, dtype = head_of(array)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError):
         raise DataError(f"{path}: the array {name} cannot be read; write it with numpy.savez") from None
-    return tuple(shape), dtype.kind
+    return shape, dtype.kind
 
 
 # The table file

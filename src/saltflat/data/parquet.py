@@ -27,11 +27,12 @@ from torch import Tensor
 
 from saltflat.core.pages import give_back, mapped
 from saltflat.core.sampling import Indices
+from saltflat.data.files import check_unpacked
 from saltflat.data.form import Form
-from saltflat.data.pictures import CACHE
 from saltflat.data.stored import Files, Stored, files_of, inside
 from saltflat.data.table import Array, Category, Number, Table
 from saltflat.errors import DataError, SettingError
+from saltflat.privacy.record import cache as caches
 
 if TYPE_CHECKING:
     import pyarrow
@@ -256,7 +257,8 @@ def _opened(files: Sequence[Path], types: pyarrow.Schema, *, own: bool = False) 
     """Arrow files as they are. Offsets that lead out of a file are looked for once, unless the file is our ``own``."""
     pa = _installed()
     batches, held, seen = [], [mapped(file) for file in files], 0
-    for pages in held:
+    for file, pages in zip(files, held, strict=True):
+        held_bytes = 0
         for batch in pa.ipc.open_stream(pa.py_buffer(pages)):
             batches.append(
                 pa.RecordBatch.from_arrays([batch.column(name) for name in types.names], schema=types)
@@ -264,6 +266,9 @@ def _opened(files: Sequence[Path], types: pyarrow.Schema, *, own: bool = False) 
             if not own:
                 batches[-1].validate(full=True)  # nobody would later
             seen += batches[-1].nbytes
+            held_bytes += batches[-1].nbytes
+            if not own:  # a packed batch is in memory by now, and not in the file
+                check_unpacked(file, held_bytes, len(pages))
             if seen > _HELD:
                 give_back(pages)
                 seen = 0
@@ -275,18 +280,13 @@ def _opened(files: Sequence[Path], types: pyarrow.Schema, *, own: bool = False) 
 
 def _from_parquet(files: Sequence[Path], types: pyarrow.Schema, table: Table) -> Rows:
     """Unpacked to a file that is kept, or to one that has no name any more when this returns."""
-    kept = os.environ.get(CACHE)
+    kept = os.environ.get(caches.VARIABLE)
     if kept:
-        place = Path(kept).expanduser() / f"rows-{_mark(files, types)}.arrow"
-        if not place.is_file():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = place.with_suffix(f".{os.getpid()}")  # a killed run must not leave half a file
-            try:
+        place = caches.place(kept, f"rows-{_mark(files, types)}.arrow")
+        if not caches.is_kept(place):
+            with caches.kept(place) as unfinished:
                 _unpack(files, types, table, unfinished)
-                unfinished.replace(place)
-            finally:
-                unfinished.unlink(missing_ok=True)
-        return _opened([place], types)
+        return _opened([place], types, own=True)
     folder = Path(tempfile.mkdtemp(prefix="saltflat-"))
     try:
         _unpack(files, types, table, folder / "rows")
@@ -296,7 +296,11 @@ def _from_parquet(files: Sequence[Path], types: pyarrow.Schema, table: Table) ->
 
 
 def _unpack(files: Sequence[Path], types: pyarrow.Schema, table: Table, into: Path) -> None:
-    """The declared columns as one Arrow file; some rows are in memory at a time, and never a whole row group."""
+    """The declared columns as one Arrow file; some rows are in memory at a time, and never a whole row group.
+
+    What a file's own account announces for these columns is checked before a page is unpacked, and what they become
+    (a value that is stored once for many rows is written once for each) while it is written.
+    """
     pa = _installed()
     import pyarrow.parquet
 
@@ -305,11 +309,23 @@ def _unpack(files: Sequence[Path], types: pyarrow.Schema, table: Table, into: Pa
     opener = lambda path, flags: os.open(path, flags, 0o600)  # as private as the data
     with open(into, "wb", opener=opener) as sink, pa.ipc.new_stream(sink, types) as writer:
         for file in files:
+            packed, begun = file.stat().st_size, sink.tell()
             with pyarrow.parquet.ParquetFile(file, buffer_size=2**20, pre_buffer=False) as source:
+                check_unpacked(file, _announced(source.metadata, types), packed)
                 for batch in source.iter_batches(rows, columns=types.names, use_threads=False):
                     columns = [batch.column(name) for name in types.names]
                     writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=types))
+                    check_unpacked(file, sink.tell() - begun, packed)
     pa.default_memory_pool().release_unused()
+
+
+def _announced(account: Any, types: pyarrow.Schema) -> int:
+    """The bytes that a Parquet file's account of itself announces for these columns, when they are unpacked."""
+    groups = [account.row_group(number) for number in range(account.num_row_groups)]
+    chunks = [group.column(number) for group in groups for number in range(group.num_columns)]
+    return sum(
+        each.total_uncompressed_size for each in chunks if each.path_in_schema.split(".")[0] in types.names
+    )
 
 
 def _mark(files: Sequence[Path], types: pyarrow.Schema) -> str:

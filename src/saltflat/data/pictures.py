@@ -18,10 +18,10 @@ from torch import Tensor
 
 from saltflat.data.arrays import read_arrays
 from saltflat.data.examples import HALF, Examples, Scale, Split
-from saltflat.data.files import Labelled, resolve
+from saltflat.data.files import Labelled, check_unpacked, one_record, resolve
 from saltflat.errors import DataError
+from saltflat.privacy.record import cache as caches
 
-CACHE = "SALTFLAT_CACHE"
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff"})
 
 Size = tuple[int, int]  # height, width
@@ -36,17 +36,31 @@ def _pillow() -> Any:
 
 
 def decode(file: bytes | Path, *, size: Size | None = None, grey: bool = False) -> np.ndarray:
-    """One picture as RGB bytes (h, w, 3), or ``grey`` (h, w, 1), resized (bilinear) to ``size`` if that is given."""
+    """One picture as RGB bytes (h, w, 3), or ``grey`` (h, w, 1), resized (bilinear) to ``size`` if that is given.
+
+    Its head says how many pixels it has; more than its bytes can hold (`check_unpacked`) are not decoded. Messages do
+    not name the file, as its name may tell of a person.
+    """
     image_module = _pillow()
+    where = "a packed picture" if isinstance(file, bytes) else one_record(str(file))
+    packed = len(file) if isinstance(file, bytes) else file.stat().st_size
     try:
         with image_module.open(io.BytesIO(file) if isinstance(file, bytes) else file) as picture:
+            check_unpacked(where, 3 * picture.width * picture.height, packed)
             picture = picture.convert("L" if grey else "RGB")
             if size is not None and picture.size != size[::-1]:
                 picture = picture.resize(size[::-1], image_module.Resampling.BILINEAR)
             return np.asarray(picture).reshape(picture.height, picture.width, -1)
-    except (OSError, ValueError, SyntaxError) as error:  # Pillow raises each of them for damaged files
-        where = "a packed picture" if isinstance(file, bytes) else str(file)
-        raise DataError(f"{where} is no picture, or a truncated one: {error}") from error
+    except DataError:
+        raise
+    except image_module.DecompressionBombError:
+        raise DataError(f"{where} has more pixels than Pillow decodes; make it smaller") from None
+    except (
+        OSError,
+        ValueError,
+        SyntaxError,
+    ):  # Pillow raises each of them for damaged files, and names the file
+        raise DataError(f"{where} is no picture, or a truncated one") from None
 
 
 def image_folder(
@@ -103,8 +117,8 @@ def _folder(folder: Path, names: Sequence[str], size: Size | None, *, grey: bool
     for (file, _), picture in zip(files, pictures, strict=True):
         if picture.shape != pictures[0].shape:
             raise DataError(
-                f"{file} is {picture.shape[0]} x {picture.shape[1]} and {files[0][0].name} is "
-                f"{pictures[0].shape[0]} x {pictures[0].shape[1]}; pass size=(height, width) to resize all"
+                f"{folder}: pictures must have one size, and {one_record(str(file))} differs from the first; pass "
+                "size=(height, width) to resize all"
             )
     return _stacked(pictures), torch.tensor([label for _, label in files])
 
@@ -121,8 +135,8 @@ def picture_form(file: Path) -> tuple[int, int, int]:
 def packed(path: Path) -> Labelled:
     """Pictures from an npz of ``data`` (files, one after the other), ``offsets`` (n + 1) and ``labels``.
 
-    Decoding takes seconds. Where the variable SALTFLAT_CACHE names a folder, the decoded pixels are kept there;
-    by default no copy of the data is made.
+    Decoding takes seconds. Where the variable SALTFLAT_CACHE names a folder, the decoded pixels are kept there, for
+    their owner alone; by default no copy of the data is made.
     """
     arrays = read_arrays(path, ("data", "offsets", "labels"))
     data, offsets, labels = arrays["data"], arrays["offsets"], arrays["labels"]
@@ -131,7 +145,10 @@ def packed(path: Path) -> Labelled:
         raise DataError(f"{path}: expected offsets from 0 to the length of data, one more than labels")
     pixels = _cached(path, lambda: _unpacked(data, offsets))
     if len(pixels) != len(labels):
-        raise DataError(f"{path}: {len(labels)} labels for {len(pixels)} decoded pictures; empty {CACHE}")
+        raise DataError(
+            f"{path}: as many labels as pictures are needed, and the kept pixels have other numbers; empty "
+            f"{caches.VARIABLE}"
+        )
     return pixels, torch.from_numpy(labels.astype(np.int64))
 
 
@@ -146,16 +163,14 @@ def _stacked(pictures: Sequence[np.ndarray]) -> Tensor:
 
 def _cached(path: Path, compute: Callable[[], Tensor]) -> Tensor:
     """What ``compute`` gives for a file, kept in SALTFLAT_CACHE (if set) under the file's name, size and time."""
-    folder = os.environ.get(CACHE)
+    folder = os.environ.get(caches.VARIABLE)
     if not folder:
         return compute()
     facts = path.stat()
-    kept = Path(folder).expanduser() / f"{path.stem}-{facts.st_size}-{facts.st_mtime_ns}.npy"
-    if kept.is_file():
+    kept = caches.place(folder, f"{path.stem}-{facts.st_size}-{facts.st_mtime_ns}.npy")
+    if caches.is_kept(kept):
         return torch.from_numpy(np.load(kept, allow_pickle=False))
     pixels = compute()
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = kept.with_suffix(f".{os.getpid()}.npy")  # a killed run must not leave half a cache
-    np.save(unfinished, pixels.numpy())
-    unfinished.replace(kept)
+    with caches.kept(kept) as file, file.open("wb") as into:
+        np.save(into, pixels.numpy())
     return pixels

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from saltflat.data.examples import Examples, Split
-from saltflat.data.files import Layout, Parts, content, one_of, resolve
+from saltflat.data.files import Layout, Parts, content, one_of, one_record, resolve
 from saltflat.errors import DataError, SettingError
 from saltflat.settings import is_whole
 
@@ -168,8 +168,11 @@ class Table:
             )
         rows: list[list[float]] = []
         labels: list[float] = []
-        for where, cells in self._rows(path, [column.name for column in (*self.columns, self.target)]):
-            row, label = self._encoded(cells, where)
+        for number, cells in self._rows(path, [column.name for column in (*self.columns, self.target)]):
+            try:
+                row, label = self._encoded(cells)
+            except DataError as error:
+                raise DataError(f"{path}, {one_record(f'line {number}')}: {error}") from None
             rows.append(row)
             labels.append(label)
         if not rows:
@@ -179,14 +182,15 @@ class Table:
     def column(self, path: Path, name: str) -> tuple[str, ...]:
         """The entries of another column, in the order of the rows; each row must have one."""
         found = []
-        for where, (cell,) in self._rows(path, [name]):
+        for number, (cell,) in self._rows(path, [name]):
             if not cell:
-                raise DataError(f"{where}: column {name!r} is empty, and must say whose the row is")
+                where = one_record(f"line {number}")
+                raise DataError(f"{path}, {where}: column {name!r} is empty, and must say whose the row is")
             found.append(cell)
         return tuple(found)
 
-    def _rows(self, path: Path, wanted: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-        """Where each row stands, and its cells under the ``wanted`` names."""
+    def _rows(self, path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
+        """The number of each row's line, and its cells under the ``wanted`` names."""
         lines = _lines(path, self.comment)
         header = list(self.header) if self.header is not None else next(lines, (0, []))[1]
         if missing := [name for name in wanted if name not in header]:
@@ -199,18 +203,19 @@ class Table:
         places = [header.index(name) for name in wanted]
         for number, cells in lines:
             if len(cells) != len(header):
+                where = one_record(f"line {number}")
                 raise DataError(
-                    f"{path}, line {number}: expected {len(header)} values, got {len(cells)}; the file is "
+                    f"{path}, {where}: expected {len(header)} values, got {len(cells)}; the file is "
                     "truncated, or another one than declared"
                 )
-            yield f"{path}, line {number}", [cells[place] for place in places]
+            yield number, [cells[place] for place in places]
 
     def _names(self, header: Sequence[str]) -> bool:
         """Whether a first line can be told to be names, most of them declared: else it may be a private row."""
         declared = {column.name for column in (*self.columns, self.target)}
         return self.header is not None or 2 * len(declared & set(header)) > len(declared)
 
-    def _encoded(self, cells: Sequence[str], where: str) -> tuple[list[float], float]:
+    def _encoded(self, cells: Sequence[str]) -> tuple[list[float], float]:
         """One row; messages name the column and not the cell, which is private."""
         row: list[float] = []
         for column, cell in zip(self.columns, cells[:-1], strict=True):
@@ -218,11 +223,8 @@ class Table:
             try:
                 row += column.encode(cell)
             except ValueError:
-                raise DataError(f"{where}: column {column.name!r} must hold a number") from None
-        try:
-            return row, self.label(cells[-1])
-        except DataError as error:
-            raise DataError(f"{where}: {error}") from None
+                raise DataError(f"column {column.name!r} must hold a number") from None
+        return row, self.label(cells[-1])
 
     def label(self, cell: str) -> float:
         """The number of a class, or a number in its range; messages do not name the cell, which is private."""
@@ -250,7 +252,7 @@ def _lines(path: Path, comment: str | None) -> Iterator[tuple[int, list[str]]]:
             if cells and not (comment and cells[0].startswith(comment)):
                 yield reader.line_num, [cell.strip() for cell in cells]
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: no CSV line: {error}") from error
+        raise DataError(f"{path}, {one_record(f'line {reader.line_num}')}: no CSV line: {error}") from None
 
 
 def csv_table(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from saltflat.core.sampling import Indices
 from saltflat.data.examples import Examples, Split
-from saltflat.data.files import Labelled, Layout, Parts, content, one_of, places, root
+from saltflat.data.files import Labelled, Layout, Parts, content, one_of, one_record, places, root
 from saltflat.errors import DataError, SettingError
 from saltflat.settings import is_whole
 
@@ -124,6 +124,11 @@ class Authors:
     def of(cls, comments: Examples, authors: Sequence[str], *, rows: int) -> Authors:
         if len(authors) != comments.count:
             raise DataError("each comment needs one author; got more of the one than of the other")
+        if comments.inputs.shape != comments.targets.shape:
+            raise DataError(
+                "a comment is words, each with a word as its target: inputs and targets of comments have one shape; "
+                "take per_user for other rows"
+            )
         if not all(isinstance(author, str | int | np.integer) for author in authors):
             raise DataError(
                 "authors are texts or whole numbers, and some are neither: by a missing name (NaN), or a tensor, each "
@@ -162,7 +167,7 @@ class Authors:
 def column(path: Path, place: int, *, columns: int) -> list[str]:
     """One column of a file of lines with ``columns`` cells that tabs divide, plain or .gz.
 
-    Messages name the line and not what stands there, which may be private.
+    Messages name neither the line nor what stands there, which may be private; see `one_record`.
     """
     try:
         lines = content(path).decode("utf-8-sig").split("\n")
@@ -174,8 +179,9 @@ def column(path: Path, place: int, *, columns: int) -> list[str]:
             break
         cells = line.rstrip("\r").split("\t")
         if len(cells) != columns:
+            where = one_record(f"line {number}")
             raise DataError(
-                f"{path}, line {number}: expected {columns} cells with tabs between them, got {len(cells)}"
+                f"{path}, {where}: expected {columns} cells with tabs between them, got {len(cells)}"
             )
         found.append(cells[place])
     if not found:

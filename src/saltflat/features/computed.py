@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from saltflat.data.examples import Examples, Split
-from saltflat.data.pictures import CACHE
 from saltflat.errors import DataError
 from saltflat.features.joined import Joined
 from saltflat.features.stages import Stage, built, check_apart, described, foreign, mapped, shape_after
+from saltflat.privacy.record import cache as caches
 
 VERSION = 1  # of what stages compute: a change there makes old files useless
 Watch = Callable[[int, int], None]  # images done, of how many
@@ -29,8 +29,8 @@ def featured(
     """The split with features in the place of images. The map is built without an example of it.
 
     uint8 images go in as [0, 1], others as they are. With ``cache``, or the variable SALTFLAT_CACHE, features are kept
-    in that folder under a hash of the stages and the images, and read from there the next time. The files hold what
-    the private images hold: keep the folder as safe as the data.
+    under a hash of the stages and the images, in a folder of that folder that the user alone may enter, and read from
+    there the next time. The files hold what the private images hold: keep the folder as safe as the data.
     """
     if not stages:
         return split
@@ -57,8 +57,8 @@ def compute(
     kept = None if way is None else _place(cache, images, way)
     if kept is None:
         return mapped(_module(stages, images), images, torch.empty(len(images), *shape), watch)
-    if not kept.is_file():
-        _keep(kept, images, stages, watch)
+    if not caches.is_kept(kept):
+        _keep(kept, cache, images, stages, watch)
     return _read(kept, len(images), *shape)
 
 
@@ -76,19 +76,20 @@ def kept_or_made(
     kept = None if way is None else _place(cache, inputs, way)
     if kept is None:
         return make(watch)
-    if kept.is_file():
+    if caches.is_kept(kept):
         return _read(kept, len(inputs))
     found = make(watch)
-    _written(kept, lambda place: np.save(place, found.numpy()))
+    with caches.kept(kept) as file, file.open("wb") as into:
+        np.save(into, found.numpy())
     return found
 
 
 def _place(cache: str | Path | None, inputs: Tensor, way: str) -> Path | None:
     """Where features of these inputs are kept; None where nobody asked for it."""
-    folder = cache or os.environ.get(CACHE)
+    folder = cache or os.environ.get(caches.VARIABLE)
     if not folder or not len(inputs):
         return None
-    return Path(folder).expanduser() / f"features-{_hash(way, inputs)}.npy"
+    return caches.place(folder, f"features-{_hash(way, inputs)}.npy")
 
 
 def _read(kept: Path, *shape: int) -> Tensor:
@@ -123,50 +124,44 @@ def _files(stages: Sequence[Stage]) -> list[str]:
     return [hashlib.blake2b(file.read_bytes(), digest_size=16).hexdigest() for file in files]
 
 
-def _keep(kept: Path, images: Tensor, stages: Sequence[Stage], watch: Callable[[int], None] | None) -> None:
+def _keep(
+    kept: Path,
+    cache: str | Path | None,
+    images: Tensor,
+    stages: Sequence[Stage],
+    watch: Callable[[int], None] | None,
+) -> None:
     """Compute into a file beside, which takes the name when it is whole: a killed run leaves no half of it."""
     shape = (len(images), *shape_after(stages, tuple(images.shape[1:])))
-    parts = _parts(kept.parent, images, stages, watch)
-    rows, module = (images, None) if parts else _begun(kept.parent, images, stages)
-
-    def write(place: Path) -> None:
-        into = np.lib.format.open_memmap(place, mode="w+", dtype=np.float32, shape=shape)
+    parts = _parts(cache, images, stages, watch)
+    rows, module = (images, None) if parts else _begun(cache, images, stages)
+    with caches.kept(kept) as file:
+        into = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=shape)
         if module is None:
             torch.cat(parts, 1, out=torch.from_numpy(into).flatten(1))
         else:
             mapped(module, rows, torch.from_numpy(into), watch)
         into.flush()
 
-    _written(kept, write)
-
-
-def _written(kept: Path, write: Callable[[Path], None]) -> None:
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = kept.with_suffix(f".{os.getpid()}.part.npy")
-    try:
-        write(unfinished)
-        unfinished.chmod(0o600)  # it is as private as the images
-        unfinished.replace(kept)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
 
 def _parts(
-    folder: Path, images: Tensor, stages: Sequence[Stage], watch: Callable[[int], None] | None
+    cache: str | Path | None, images: Tensor, stages: Sequence[Stage], watch: Callable[[int], None] | None
 ) -> list[Tensor]:
     """What is joined, each list kept by itself, so that others may join it; nothing if that is not all that is done."""
     lists = stages[0].parts if len(stages) == 1 and isinstance(stages[0], Joined) else ()
-    return [compute(images, part, cache=folder, watch=watch).flatten(1) for part in lists]
+    return [compute(images, part, cache=cache, watch=watch).flatten(1) for part in lists]
 
 
-def _begun(folder: Path, images: Tensor, stages: Sequence[Stage]) -> tuple[Tensor, torch.nn.Module]:
+def _begun(
+    cache: str | Path | None, images: Tensor, stages: Sequence[Stage]
+) -> tuple[Tensor, torch.nn.Module]:
     """What to go on from, and by what: the most stages whose features are kept already, so that later ones may vary."""
     module = _module(stages, images)
     for done in range(len(stages) - 1, 0, -1):
         way = _way(stages[:done])
-        file = None if way is None else _place(folder, images, way)
+        file = None if way is None else _place(cache, images, way)
         if file is not None and file.is_file():
-            return compute(images, stages[:done], cache=folder), module[done:]
+            return compute(images, stages[:done], cache=cache), module[done:]
     return images, module
 
 

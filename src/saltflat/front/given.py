@@ -261,9 +261,12 @@ def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:
     """What a run declares; a delta that would permit publishing an example is refused, as `state` does."""
     size = ready.plan.size
     if ready.delta * size > 1 + 1e-9:
+        bound, most = f"1/{size}", f"at most {rounded_down(0.1 / size)}"
+        if ready.counted:  # how many there are was not declared, and is not said
+            bound, most = f"1/n for the n {unit}s of the data", "at most a tenth of 1/n"
         raise PrivacyError(
-            f"delta {ready.delta:g} is above 1/{size}: it would permit publishing one {unit} at random; take at most "
-            f"{rounded_down(0.1 / size)}, or leave delta out"
+            f"delta {ready.delta:g} is above {bound}: it would permit publishing one {unit} at random; take {most}, or "
+            "leave delta out"
         )
     seeded = not safeguards.secret
     return Declared(

@@ -398,6 +398,6 @@ def _keep(folder: Folder, released: Released, student: nn.Module, statement: Sta
     """Write what was released; then nobody needs what is private any more."""
     reading = Reading(step=released.asked, epsilon=released.epsilon, accuracy=released.accuracy)
     add_reading(folder.metrics, reading)
-    durable.replace(folder.path / kept.FILE, released.as_json())
+    durable.replace(folder.path / kept.FILE, released.as_json(), mode=durable.RELEASED)
     finish(folder, student, statement)
     Desk(folder.path / kept.PRIVATE).clear()

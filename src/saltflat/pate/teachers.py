@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -136,8 +135,7 @@ class Desk:
     def open(self) -> None:
         """Make the folder, for its owner only, with a word on what it is."""
         if self.path is not None:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            os.chmod(self.path, 0o700)
+            durable.private_folder(self.path)
             durable.replace(self.path / README, PRIVATE)
 
     def kept(self, number: int, queries: int, of: bytes, part: Callable[[], Examples]) -> Chosen | None:

@@ -63,7 +63,7 @@ def write(picture: Picture, folder: Path) -> list[Path]:
     files = []
     for kind in FORMATS:
         files.append(folder / f"{picture.key}.{kind}")
-        durable.replace(files[-1], _written(picture, LIGHT, kind))
+        durable.replace(files[-1], _written(picture, LIGHT, kind), mode=durable.RELEASED)
     return files
 
 

@@ -23,7 +23,7 @@ def check_place(path: Path, mark: str, flag: str) -> None:
 def keep(path: Path, text: str) -> None:
     """Write a file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    durable.replace(path, text.encode("utf-8", "replace"))
+    durable.replace(path, text.encode("utf-8", "replace"), mode=durable.RELEASED)
 
 
 def pictures(runs: Sequence[Kept]) -> list[Picture]:

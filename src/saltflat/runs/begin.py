@@ -48,7 +48,7 @@ def begin(folder: Folder, recipe: Written) -> None:
 
 def _write(folder: Folder, recipe: Written) -> None:
     try:
-        durable.create(folder.recipe, recipe.as_toml().encode())
+        durable.create(folder.recipe, recipe.as_toml().encode(), mode=durable.RELEASED)
     except FileExistsError:
         raise Taken(folder) from None
 

@@ -52,10 +52,10 @@ ROUNDS = 50  # and in one whose steps are rounds of clients
 
 def finish(folder: Folder, model: nn.Module, statement: Statement) -> None:
     """Write the statement and the model."""
-    durable.replace(folder.statement_text, f"{statement.as_text()}\n".encode())
-    durable.replace(folder.statement, f"{statement.as_json()}\n".encode())
+    durable.replace(folder.statement_text, f"{statement.as_text()}\n".encode(), mode=durable.RELEASED)
+    durable.replace(folder.statement, f"{statement.as_json()}\n".encode(), mode=durable.RELEASED)
     weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
-    durable.replace(folder.model, save(weights, metadata={"format": "pt"}))
+    durable.replace(folder.model, save(weights, metadata={"format": "pt"}), mode=durable.RELEASED)
 
 
 @dataclass(frozen=True)
@@ -355,7 +355,9 @@ def keep_evaluation(folder: Folder, model: nn.Module, split: Split, size: int) -
     Words of one text depend on each other, so a bit for each would say more than it means.
     """
     if split.test.count and split.span is None and not split.words:
-        durable.replace(folder.evaluation, hits(model, split.test, size).as_json().encode())
+        durable.replace(
+            folder.evaluation, hits(model, split.test, size).as_json().encode(), mode=durable.RELEASED
+        )
 
 
 def rms_error(model: nn.Module, examples: Examples, span: tuple[float, float], size: int) -> float:

@@ -18,7 +18,7 @@ def begin_identity(folder: Path) -> None:
     *Guarantee*: it is on disk before anything of the run can be charged, and is never written again.
     """
     with suppress(FileExistsError):  # of a start that was broken off, or of one right now: both may have it
-        durable.create(folder / IDENTITY, os.urandom(16).hex().encode() + b"\n")
+        durable.create(folder / IDENTITY, os.urandom(16).hex().encode() + b"\n", mode=durable.RELEASED)
 
 
 def identity_of(folder: Path) -> str | None:

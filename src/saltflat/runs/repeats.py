@@ -67,7 +67,7 @@ def begin(out: Path, repeats: Repeats) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SettingError(f"{out} is not empty; give another --out, or go on with --resume")
     out.mkdir(parents=True, exist_ok=True)
-    durable.create(Folder(out).repeats, repeats.as_json().encode())
+    durable.create(Folder(out).repeats, repeats.as_json().encode(), mode=durable.RELEASED)
 
 
 def runs_in(out: Path) -> list[Path]:

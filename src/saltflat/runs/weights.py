@@ -71,7 +71,7 @@ def keep_point(folder: Folder, step: int, ending: Tree) -> None:
     if size(ending) <= LARGEST:
         folder.way.mkdir(exist_ok=True)
         weights = {name: leaf.detach().cpu().contiguous() for name, leaf in ending.items()}
-        durable.replace(folder.way / f"{step:06d}.safetensors", save(weights))
+        durable.replace(folder.way / f"{step:06d}.safetensors", save(weights), mode=durable.RELEASED)
 
 
 def path_of(subject: Subject) -> list[Tree]:

@@ -58,7 +58,8 @@ def save(folder: str | os.PathLike[str], trees: Mapping[str, Tree], meta: Mappin
     tensors, names = _flat(trees)
     try:
         if not place.exists():
-            place.mkdir(parents=True)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.mkdir(mode=0o700)
             durable.sync_folder(place.parent)
         number = max(_numbers(place), default=0) + 1
         data = safetensors.save(tensors)

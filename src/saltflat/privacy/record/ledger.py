@@ -103,13 +103,15 @@ class Ledger(Single):
         private: bool = True,
         block: int = 64,
         identity: str | None = None,
+        timed: bool = True,
     ) -> Run:
         """Begin a run, durably. ``block`` steps are reserved at a time: the most that a crash can waste.
 
         A run that goes on after a crash is begun again with the ``identity`` it had, whatever its name is by then; it
         is kept with the run, and no two runs share one. Without an identity the name tells which run goes on.
         A run with seeded noise (``private=False``) is stamped "NOT PRIVATE: seeded" and makes the ledger's
-        epsilon infinite, so it is refused where there is a budget.
+        epsilon infinite, so it is refused where there is a budget. ``timed=False`` leaves the time out of the line: for
+        a run whose duration would tell what is private, such as how many trials a selection had.
         """
         block = checked_count("block", block)
         name, unit = _checked_name("name", name), _checked_name("unit", unit)
@@ -118,7 +120,7 @@ class Ledger(Single):
             body["identity"] = _checked_name("identity", identity)
         with self._lock:  # two runs that begin at once must agree on the unit too
             self._check_run(unit, adjacency, private)
-            run = Run(self, self._append("run", {**body, "time": _now()}).number, block)
+            run = Run(self, self._append("run", {**body, "time": _now() if timed else ""}).number, block)
             self._runs.append(run)
         return run
 
@@ -252,7 +254,7 @@ class Ledger(Single):
             entry = entry_after(self.history.entries[-1], kind, body)
             try:
                 durable.append(descriptor, line(entry))
-                durable.replace(head_path(self.path), head_line(entry))
+                durable.replace(head_path(self.path), head_line(entry), mode=_mode_of(descriptor))
                 self.history = History((*self.history.entries, entry))
                 self._size += len(line(entry))
             except BaseException:
@@ -595,11 +597,16 @@ def _lock_and_mend(path: Path) -> tuple[int, History]:
         if os.fstat(descriptor).st_size > size:
             durable.cut(descriptor, size)
         if head != (entries[-1].number, entries[-1].hash):
-            durable.replace(head_path(path), head_line(entries[-1]))
+            durable.replace(head_path(path), head_line(entries[-1]), mode=_mode_of(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor, History(entries)
+
+
+def _mode_of(descriptor: int) -> int:
+    """Who may read a ledger may read its head: 0600, unless its owner gave it another mode."""
+    return os.fstat(descriptor).st_mode & 0o777
 
 
 def _choice(planned: Mapping[Cost, int]) -> dict[str, Any]:

@@ -314,17 +314,25 @@ def delta_warnings(declared: Declared) -> tuple[str, ...]:
     ('delta 1e-05 is above 1/(10 x 60000); 1.6e-06 or less is advised',)
     """
     delta, size = float(declared.delta), declared.size
+    bound, tenth, most = f"1/{size}", f"1/(10 x {size})", f"at most {rounded_down(0.1 / size)}"
+    advised = f"{rounded_down(0.1 / size)} or less"
+    if declared.counted:  # how many there are was not declared, and is not said
+        bound, tenth = (
+            f"1/n for the n {declared.unit}s of the data",
+            f"1/(10 n) for the n {declared.unit}s of the data",
+        )
+        most = advised = "at most a tenth of 1/n"
     if delta * size > 1 + 1e-9 and not declared.reproduce:
         raise PrivacyError(
-            f"delta {delta:g} is above 1/{size}: it would permit publishing one {declared.unit} at random; "
-            f"take at most {rounded_down(0.1 / size)}, or say reproduce=True to repeat a published setting"
+            f"delta {delta:g} is above {bound}: it would permit publishing one {declared.unit} at random; "
+            f"take {most}, or say reproduce=True to repeat a published setting"
         )
     if delta * size > 1 + 1e-9:
         return (
-            f"delta {delta:g} is above 1/{size}: one {declared.unit} at random could be published outright",
+            f"delta {delta:g} is above {bound}: one {declared.unit} at random could be published outright",
         )
     if delta * size > 0.1 + 1e-9:
-        return (f"delta {delta:g} is above 1/(10 x {size}); {rounded_down(0.1 / size)} or less is advised",)
+        return (f"delta {delta:g} is above {tenth}; {advised} is advised",)
     return ()
 
 
