@@ -166,6 +166,11 @@ def test_only_the_best_of_a_selection_is_left(
     told = (out / "result.txt").read_text() + page(run)
     assert "trial-0" not in said + told
     assert "0.001" not in told  # the loser's
+    assert {entry.body["time"] for entry in history.entries if entry.kind == "run"} == {""}
+    begun = (out / "sweep.json").stat().st_mtime_ns
+    assert {each.stat().st_mtime_ns for each in (out, *out.rglob("*"))} == {begun}, (
+        "no file tells how long it took"
+    )
     claim = next(entry for entry in history.entries if entry.kind == "charge")
     assert list(history.drawn(claim.number).values()) == [1]  # one model, by its hash
     assert sweep("--resume", "--out", out, recipe=None)[0] == 0  # ended: nothing is drawn or charged again

@@ -294,7 +294,7 @@ def _run(
     """Every trial that has not ended, then what they say together."""
     from saltflat.privacy.record.ledger import Ledger
     from saltflat.runs.selected import claimed, release
-    from saltflat.runs.sweep import PRIVATE, WINNER, drawn
+    from saltflat.runs.sweep import PRIVATE, WINNER, drawn, forget_times
 
     out, first = machine.out.absolute(), planned[0]
     name = first.recipe.data + (" (declared public)" if sweep.mode == "public" else "")
@@ -324,6 +324,7 @@ def _run(
     if (out / PRIVATE).exists():
         shutil.rmtree(out / PRIVATE)
     _tell(sweep, first.recipe, machine, console, {})
+    forget_times(out)
 
 
 def _tasks(
@@ -500,7 +501,7 @@ def _tell(sweep: Sweep, recipe: Recipe, machine: Machine, console: Console, beca
     failed = [f"{name} failed: {why}; what it took stays charged." for name, why in became.items() if why]
     if failed:
         failed.append(f"To try them again: {machine.again}")
-    durable.replace(machine.out / RESULT, "\n".join([*lines, *failed]) + "\n")
+    durable.replace(machine.out / RESULT, "\n".join([*lines, *failed]) + "\n", mode=durable.RELEASED)
     for line in (*lines, *failed):
         _say(console, line)
     _report(machine, console)

@@ -41,11 +41,17 @@ def best_of(sweep: Sweep, planned: Sequence[Planned]) -> BestOf | None:
 
 @contextmanager
 def claimed(sweep: Sweep, cost: BestOf, first: Planned, out: Path) -> Iterator[Claim]:
-    """The whole selection, charged once, before its first trial; a start after a kill finds it charged."""
+    """The whole selection, charged once, before its first trial; a start after a kill finds it charged.
+
+    *Guarantee*: its lines have no time. It comes here before the first trial and after the last one, and the time in
+    between, over that of a trial, is about the number of trials.
+    """
     begin_identity(out)
     with (
         Ledger.open(sweep.book(out), dataset=first.recipe.data) as book,
-        book.run(str(out), unit=first.unit, adjacency=first.plan.adjacency, identity=identity_of(out)) as run,
+        book.run(
+            str(out), unit=first.unit, adjacency=first.plan.adjacency, identity=identity_of(out), timed=False
+        ) as run,
     ):
         yield run.claim(cost)
 
@@ -83,10 +89,10 @@ def release(
         features=own.features,
     )
     said = state(event_of(cost), declared, adjacency=planned[0].plan.relation)
-    durable.replace(best.statement_text, f"{said.as_text()}\n".encode())
-    durable.replace(best.statement, f"{said.as_json()}\n".encode())
-    durable.replace(best.metrics, released_readings(best.metrics, said.epsilon))
-    durable.replace(best.path / IDENTITY, (out / IDENTITY).read_bytes())
+    durable.replace(best.statement_text, f"{said.as_text()}\n".encode(), mode=durable.RELEASED)
+    durable.replace(best.statement, f"{said.as_json()}\n".encode(), mode=durable.RELEASED)
+    durable.replace(best.metrics, released_readings(best.metrics, said.epsilon), mode=durable.RELEASED)
+    durable.replace(best.path / IDENTITY, (out / IDENTITY).read_bytes(), mode=durable.RELEASED)
     shutil.rmtree(best.checkpoints, ignore_errors=True)
     with claimed(sweep, cost, planned[0], out) as claim:
         _released_once(claim, best.model)

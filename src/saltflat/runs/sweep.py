@@ -185,7 +185,7 @@ def begin(out: Path, sweep: Sweep) -> bool:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SettingError(f"{out} is not empty, and holds no sweep; give another --out")
     out.mkdir(parents=True, exist_ok=True)
-    durable.create(out / SWEEP, sweep.as_json().encode())
+    durable.create(out / SWEEP, sweep.as_json().encode(), mode=durable.RELEASED)
     return True
 
 
@@ -471,6 +471,18 @@ class Drawn:
         return [Trial(settings[each], seed, f"{PRIVATE}/trial-{k:04d}") for k, (each, seed) in pairs]
 
 
+def forget_times(out: Path) -> None:
+    """Give all that a selection left the times of its first file, sweep.json.
+
+    When the winner's files and the result were written tells how long all trials took, and so about how many ran.
+    """
+    found = os.stat(out / SWEEP)
+    times = (found.st_mtime_ns, found.st_mtime_ns)
+    for place in (*out.rglob("*"), out):
+        if not place.is_symlink():
+            os.utime(place, ns=times)
+
+
 README = (
     "PRIVATE: the trials of a selection, of which only the best is released. How many they are, their settings, scores "
     "and weights are as private as the training data. They are here so that an interrupted sweep goes on, and are "
@@ -481,8 +493,7 @@ README = (
 def drawn(out: Path, sweep: Sweep) -> Drawn:
     """What was drawn for the selection in ``out``; drawn now, and kept for its owner alone, if nothing was."""
     private = out / PRIVATE
-    private.mkdir(mode=0o700, exist_ok=True)
-    os.chmod(private, 0o700)
+    durable.private_folder(private)
     place = private / "drawn.json"
     if not place.exists():
         durable.replace(private / "README.txt", README)
