@@ -27,7 +27,7 @@ from torch import nn
 import saltflat as sf
 from saltflat import synthesis, warmup
 from saltflat.core.public import Public
-from saltflat.data import Cutout, Examples, Flip, PadCrop, Shared, load, shared
+from saltflat.data import Cutout, Examples, Flip, PadCrop, Shared, load, official_size, shared
 from saltflat.errors import SaltflatError
 from saltflat.models import tanh_cnn_mnist
 from saltflat.runs.making import Lesson, fitted_in
@@ -103,11 +103,11 @@ def prepared(runs: Sequence[Settings], folder: Path, say: Callable[[str], None])
     """The public examples, and where a scenario needs them a generator's images, kept in ``folder``."""
     settings = runs[0]
     split = load(settings.data)
-    parts = shared(split.train, settings.public, classes=10, seed=0)
+    parts = shared(split.train, settings.public / official_size(settings.data), seed=0)
     known = Known(split.shape, 10, split.train.scale, parts.public)
     if not any(run.scenario in (*ON_MADE, WITHOUT_NOISE) for run in runs):
         return Prepared(split.shape, parts, split.test, known)
-    kept = folder / f"{settings.data}-{settings.public}-{settings.seen}-{settings.synthetic}.npz"
+    kept = folder / f"{settings.data}-{settings.public}-by-hash-{settings.seen}-{settings.synthetic}.npz"
     if not kept.exists():
         _make(settings, split.shape[-1], parts, folder, kept, say)
     arrays = np.load(kept)
@@ -121,14 +121,14 @@ def _make(
     settings: Settings, side: int, parts: Shared, folder: Path, kept: Path, say: Callable[[str], None]
 ) -> None:
     """Fit the generator, or go on with it, and draw from it."""
-    named = f"{settings.public} of {settings.data}, seed 0"
+    named = f"about {settings.public} of {settings.data}, by a hash of each under seed 0"
     lesson = Lesson(pixels(parts.public), parts.public.targets, 10, named)
 
     def told(seen: Any) -> None:
         if seen.step % 100 == 0:
             say(f"generator, step {seen.step} of {seen.steps}, loss {seen.loss:.3f}")
 
-    place = folder / f"{settings.data}-{settings.public}-{settings.seen}"
+    place = folder / f"{settings.data}-{settings.public}-by-hash-{settings.seen}"
     found = fitted_in(place, generator(settings, side), lesson, watch=told)
     labels = synthesis.even_labels(settings.synthetic, 10)
     made = found.draw(labels, steps=10, watch=lambda done, total: say(f"made {done} of {total}"))
@@ -190,7 +190,7 @@ def run(settings: Settings, ready: Prepared, say: Callable[[str], None]) -> resu
     private = ready.parts.private
     extended = settings.scenario == "extended"
     noisy = settings.scenario != WITHOUT_NOISE
-    plan = plan_of(settings, private.count, model, ready.known.synthetic if extended else None)
+    plan = plan_of(settings, official_size(settings.data), model, ready.known.synthetic if extended else None)
     spent = plan.epsilon(settings.delta) if noisy else None
     if not noisy:  # what epsilon infinity would reach; not private
         plan = replace(plan, phases=tuple(replace(phase, noise_multiplier=0.0) for phase in plan.phases))
@@ -211,7 +211,7 @@ def run(settings: Settings, ready: Prepared, say: Callable[[str], None]) -> resu
     sf.train(plan, contribution, private, running=sf.Running(physical=256, watch=watch))
     return {
         "settings": asdict(settings),
-        "size": private.count,
+        "size": official_size(settings.data),
         "noise_multiplier": plan.phases[0].noise_multiplier,
         "epsilon": spent,
         "accuracy_zero": at_zero,

@@ -30,7 +30,7 @@ def test_fit_and_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     place, made = tmp_path / "generator", tmp_path / "made.npz"
     typed("synthesize", "fit", "--count", 20, "--out", place, *SHORT)
     said = capsys.readouterr().out
-    assert "20 training examples of digits, as many of each class, drawn by seed 0" in said
+    assert "about 20 of the 1437 training examples of digits, by a hash of each under seed 0" in said
     assert "fitting the generator: 4 of 4 loss" in said
     typed("synthesize", "sample", place, "--images", 12, "--steps", 3, "--out", made, "--threads", "1")
     with np.load(made) as arrays:
@@ -46,7 +46,7 @@ def test_fit_and_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     ("words", "said"),
     [
         (["fit"], "--count 60"),
-        (["fit", "--count", "25"], "multiple of 10"),
+        (["fit", "--count", "2000"], "lower it"),
         (["fit", "--count", "20", "--set", "sen=3"], "did you mean seen"),
         (["fit", "--count", "20", "--set", "seen"], "has no value"),
         (["fit", "--count", "20", "--set", "network.UNet.patch=3"], "square images whose side 6 divides"),
@@ -68,9 +68,9 @@ def test_a_dry_run_says_what_is_public(tmp_path: Path, capsys: pytest.CaptureFix
     typed("train", "digits-extended", "--dry-run", "--out", tmp_path / "x")
     said = capsys.readouterr().out
     assert "scenario Extended" in said
-    assert "public, and not protected at all: 60 training examples of digits" in said
+    assert "public, and not protected at all: about 60 of the 1437 training examples of digits" in said
     assert "warm-up: 20 epochs of SAM on the synthetic examples" in said
-    assert "256 of 1,377 examples expected" in said
+    assert "256 of 1,437 examples expected" in said
     assert not (tmp_path / "x").exists()
 
 

@@ -1910,10 +1910,33 @@ OF_VOTES = (
         ("pate/votes.py", "def __reduce_ex__(self", "def _reduce_ex(self"),
     ),
     mutant(
+        "public-by-rank",
+        "who is public depends on who else is there, so that one who leaves exchanges others",
+        "data/test_sharing.py::test_whoever_leaves_or_changes_everybody_else_stays_on_their_side",
+        (
+            "data/sharing.py",
+            "is_public = keys_of(examples, seed=seed) < _threshold(rate)",
+            "is_public = keys_of(examples, seed=seed).argsort().argsort() < rate * examples.count",
+        ),
+    ),
+    mutant(
+        "planted-features",
+        "a file that somebody else put into the cache is taken for features",
+        "privacy/test_cache.py::test_what_this_user_did_not_write_is_not_believed",
+        ("privacy/record/cache.py", "return hmac.compare_digest(file.read(), tag)", "return True"),
+    ),
+    mutant(
+        "times-of-a-selection",
+        "the ledger says how long all trials of a selection took",
+        "cli/test_sweep.py::test_only_the_best_of_a_selection_is_left",
+        ("runs/selected.py", "timed=False", "timed=True"),
+    ),
+    mutant(
         "private-folder-for-all",
         "what teachers chose can be read by everybody on the machine",
         VOTES + "TestTeachers::test_they_are_kept_for_their_owner_and_gone_on_with",
-        (TEACHERS, "            os.chmod(self.path, 0o700)\n", "            os.chmod(self.path, 0o755)\n"),
+        ("privacy/record/durable.py", "        os.mkdir(path, 0o700)", "        os.mkdir(path, 0o755)"),
+        ("privacy/record/durable.py", "if stat.S_IMODE(found.st_mode) != 0o700:", "if False:"),
     ),
     mutant(
         "teachers-of-another-run",
@@ -2007,27 +2030,21 @@ OF_PUBLIC = (
         ),
     ),
     mutant(
-        "public-in-the-size",
-        "the declared number of private units counts the public ones",
+        "size-below-the-private",
+        "the declared number of private units is the expected one, and there may be more",
         STAGES
         + "TestNothingPublicIsProtected::test_public_examples_are_taken_out_of_the_private_units[digits-warm]",
-        ("recipes/build.py", "    return size - public\n", "    return size\n"),
+        (
+            "recipes/build.py",
+            'it")\n    return size\n',
+            'it")\n    return size - (recipe.public.count if recipe.public else 0)\n',
+        ),
     ),
     mutant(
         "public-not-taken-out",
         "a run trains privately on examples that its recipe declares public",
         STAGES + "TestNothingPublicIsProtected::test_a_split_that_still_has_them_is_refused",
         ("runs/stages.py", "    if recipe.public is None:\n        return\n", "    return\n"),
-    ),
-    mutant(
-        "private-rows-choose",
-        "who is public is decided by what private rows are",
-        "data/test_sharing.py::test_a_private_example_that_was_not_there_changes_nothing_for_the_others[0]",
-        (
-            "data/sharing.py",
-            "np.random.default_rng(seed)",
-            "np.random.default_rng(abs(int(examples.targets.sum())))",
-        ),
     ),
     mutant(
         "warm-up-on-private",

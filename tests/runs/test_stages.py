@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from saltflat import Public, per_example, supervised
-from saltflat.data import digits, shared
+from saltflat.data import Examples, digits, shared
+from saltflat.data.sharing import keys_of
 from saltflat.errors import DataError, Interrupted, PrivacyError, SettingError
 from saltflat.landscape.access import PUBLIC, STAYS_PRIVATE
 from saltflat.methods import Mirror, Quantile, WeightMultiplicity
@@ -85,7 +86,7 @@ def test_every_scenario_ships_as_a_recipe(name: str, scenario: str) -> None:
     recipe = shipped(name)
     assert name in names()
     assert scenario_of(recipe) == scenario
-    assert size_of(recipe) == 1437 - 60
+    assert size_of(recipe) == 1437
 
 
 class TestWhatIsKept:
@@ -102,12 +103,13 @@ class TestWhatIsKept:
 
     def test_who_was_public_is_on_record(self, extended: tuple[Path, Outcome]) -> None:
         folder, outcome = extended
-        numbers = np.load(folder / "public" / "public.npz")["numbers"]
-        assert np.array_equal(numbers, shared(digits().train, 60, classes=10, seed=0).numbers)
+        keys = np.load(folder / "public" / "public.npz")["keys"]
+        found = shared(digits().train, 60 / 1437, seed=0)
+        assert np.array_equal(keys, keys_of(found.public, seed=0))
         said = outcome.statement.as_text()
         assert (
-            "not protected at all: 60 training examples of digits, as many of each class, drawn by seed 0"
-            in said
+            "not protected at all: about 60 of the 1437 training examples of digits, by a hash of each under "
+            "seed 0" in said
         )
         assert "30 images of a generator that was fitted to these" in said
         assert "without noise, as the examples were declared public" in said
@@ -148,14 +150,38 @@ class TestNothingPublicIsProtected:
         recipe = shipped(name)
         split = split_of(recipe)
         assert split.public is not None
-        assert split.train.count == size_of(recipe) == draft_of(recipe, size_of(recipe)).size == 1377
+        assert split.train.count + split.public.count == 1437
+        assert abs(split.public.count - 60) < 5 * 60**0.5
+        assert size_of(recipe) == draft_of(recipe, size_of(recipe)).size == 1437, (
+            "a bound of the private ones"
+        )
         rows = lambda examples: {tuple(row.tolist()) for row in examples.inputs.flatten(1)}
         assert not rows(split.public) & rows(split.train)
+
+    @pytest.mark.parametrize("gone", ["a private one", "a public one"])
+    def test_an_example_that_leaves_takes_nobody_with_it(
+        self, gone: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole, recipe = digits(), shipped("digits-cold")
+        before = split_of(recipe)
+        assert before.public is not None
+        numbers = shared(whole.train, 60 / 1437, seed=0).numbers
+        place = 5 if gone == "a private one" else int(numbers[5])
+        assert (place in numbers) == (gone == "a public one")
+        rest = np.delete(np.arange(1437), place)
+        train = Examples(whole.train.inputs[rest], whole.train.targets[rest], whole.train.scale)
+        monkeypatch.setattr("saltflat.recipes.build.load", lambda *given: replace(whole, train=train))
+        after = split_of(recipe)
+        assert after.public is not None
+        known = lambda examples: keys_of(examples).tolist()
+        for was, now in ((before.public, after.public), (before.train, after.train)):
+            assert set(known(now)) <= set(known(was))
+        assert len(known(after.train)) + len(known(after.public)) == 1436
 
     def test_a_split_that_still_has_them_is_refused(self, tmp_path: Path) -> None:
         recipe = quick("digits-cold")
         with pytest.raises(PrivacyError, match="not taken out"):
-            execute(recipe, plan_of(recipe, 1377), digits(), Folder(tmp_path / "x"))
+            execute(recipe, plan_of(recipe, size_of(recipe)), digits(), Folder(tmp_path / "x"))
         assert not (tmp_path / "x").exists()
 
     def test_no_private_example_decides_anything_before_the_private_phase(self, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def fit(
     *,
     count: Annotated[
         int | None,
-        typer.Option(help="How many of a data set's training images are public, as many of each class."),
+        typer.Option(help="About how many of a data set's training images are public."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Public seed of which ones they are.")] = 0,
     classes: Annotated[int | None, typer.Option(help="For an npz: how many classes y has, 0 and up.")] = None,
@@ -118,7 +118,7 @@ def sample(
             labels, seed=seed, steps=steps, watch=lambda done, of: show("making images", done, of, "")
         )
     pixels = (made * 255).round().byte().permute(0, 2, 3, 1).squeeze(-1)
-    durable.replace(out, as_npz({"x": pixels.numpy(), "y": labels.numpy()}))
+    durable.replace(out, as_npz({"x": pixels.numpy(), "y": labels.numpy()}), mode=durable.RELEASED)
     _say(console, f"{images:,} images of {found.classes} classes are in {out}.")
 
 
@@ -147,7 +147,7 @@ def _settings(sets: Sequence[str]) -> Fit:
 
 def _lesson(data: str, count: int | None, seed: int, classes: int | None, data_dir: Path | None) -> Lesson:
     """The public images that were meant."""
-    from saltflat.data import Own, is_own, load, own_split, shared
+    from saltflat.data import Own, is_own, load, official_size, own_split, shared
     from saltflat.runs.making import Lesson
     from saltflat.warmup.known import pixels
 
@@ -159,8 +159,13 @@ def _lesson(data: str, count: int | None, seed: int, classes: int | None, data_d
     if count is None:
         raise SettingError("say how many of the training images are public: --count 60")
     split = load(data, data_dir)
-    public = shared(split.train, count, classes=split.classes, seed=seed).public
-    named = f"{count} training examples of {data}, as many of each class, drawn by seed {seed}"
+    if count < 1:
+        raise SettingError(f"--count is the expected number of public images, at least 1; got {count}")
+    size = official_size(data)
+    if count >= size:
+        raise SettingError(f"--count is {count}, and {data} has {size} training images; lower it")
+    public = shared(split.train, count / size, seed=seed).public
+    named = f"about {count} of the {size} training examples of {data}, by a hash of each under seed {seed}"
     return Lesson(pixels(public), public.targets, split.classes, named)
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from saltflat.core.sampling import Indices, physical
@@ -133,9 +134,7 @@ class Split:
     span: tuple[float, float] | None = None
     users: tuple[str, ...] | None = field(default=None, repr=False)
     public: Examples | None = None
-    numbers: Indices | None = field(
-        default=None, repr=False
-    )  # of the public ones among the training examples
+    keys: NDArray[np.uint64] | None = field(default=None, repr=False)  # of the public ones: `sharing.keys_of`
 
     def __post_init__(self) -> None:
         if self.users is not None and len(self.users) != self.train.count:

@@ -28,6 +28,7 @@ from saltflat.data import (
     shared,
 )
 from saltflat.data.augment import augment
+from saltflat.data.sharing import divided, keys_of
 from saltflat.door import PublicGradients
 from saltflat.errors import SettingError
 from saltflat.features import featured, shape_after
@@ -52,19 +53,17 @@ def own_of(recipe: Recipe) -> Own | None:
 def size_of(recipe: Recipe) -> int:
     """The declared number of units: clients, or examples, by the recipe or officially; files of yours have none.
 
-    *Guarantee*: public examples are no units, and are not counted.
+    *Guarantee*: never fewer than there are. Public examples are no units, and how many they are follows from the
+    examples: so the number is that of all of them, and a bound of the private ones.
     """
     if recipe.clients is not None:
         return recipe.clients.count
     if recipe.size is None and is_own(recipe.data):
         raise size_missing(recipe.data)
-    size, public = (
-        recipe.size or official_size(recipe.data),
-        0 if recipe.public is None else recipe.public.count,
-    )
-    if size <= public:
-        raise SettingError(f"public.count is {public}, and there are {size} examples; lower it")
-    return size - public
+    size = recipe.size or official_size(recipe.data)
+    if recipe.public is not None and size <= recipe.public.count:
+        raise SettingError(f"public.count is {recipe.public.count}, and there are {size} examples; lower it")
+    return size
 
 
 def form_of(recipe: Recipe, data_dir: str | Path | None = None) -> Form:
@@ -79,15 +78,18 @@ def split_of(
 ) -> Split:
     """The recipe's examples, as features if it has any; ``watch`` is told how many images are done, of how many.
 
-    *Guarantee*: public examples are apart from the training examples, which are private.
+    *Guarantee*: public examples are apart from the training examples, which are private. Which they are is decided by
+    each example as it was read, before features are made of it: these may differ from machine to machine.
     """
     own = own_of(recipe)
     split = load(recipe.data, data_dir) if own is None else own_split(own, data_dir)
-    split = featured(split, recipe.features, watch=watch)
     if recipe.public is None:
-        return split
-    parts = shared(split.train, recipe.public.count, classes=split.classes, seed=recipe.public.seed)
-    return replace(split, train=parts.private, public=parts.public, numbers=parts.numbers)
+        return featured(split, recipe.features, watch=watch)
+    seed, rate = recipe.public.seed, recipe.public.count / size_of(recipe)
+    chosen = shared(split.train, rate, seed=seed)
+    split = featured(split, recipe.features, watch=watch)
+    parts = divided(split.train, chosen.numbers)
+    return replace(split, train=parts.private, public=parts.public, keys=keys_of(chosen.public, seed=seed))
 
 
 def fitted(recipe: Recipe, form: Form) -> Recipe:

@@ -14,10 +14,12 @@ _SEEDS = 2**63 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Sharing:
-    """``count`` training examples are public, as many of each class, by ``seed``: see `saltflat.data.shared`.
+    """About ``count`` training examples are public, by a hash of each under ``seed``: see `saltflat.data.shared`.
 
-    *Guarantee*: they are taken out of the private units and out of the declared number of these, so that nothing counts
-    them as protected.
+    The rate is ``count`` over the declared number of examples.
+
+    *Guarantee*: whether an example is public depends on it alone. Public examples are taken out of the private units,
+    so that nothing protects them; the declared number of units stays, as a bound.
 
     >>> Sharing(count=60).seed
     0
@@ -30,7 +32,9 @@ class Sharing:
 
     def __post_init__(self) -> None:
         if not is_whole(self.count, 1):
-            raise Wrong(("count",), f"is a number of public examples, at least 1; got {self.count!r}")
+            raise Wrong(
+                ("count",), f"is the expected number of public examples, at least 1; got {self.count!r}"
+            )
         if not is_whole(self.seed, 0, _SEEDS):
             raise Wrong(("seed",), f"must be a whole number from 0 on; got {self.seed!r}")
 

@@ -28,13 +28,13 @@ from saltflat.door import layers
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.privacy.record import durable
 from saltflat.recipes import Recipe
-from saltflat.recipes.build import criterion_of
+from saltflat.recipes.build import criterion_of, size_of
 from saltflat.recipes.documents import difference
 from saltflat.recipes.toml import dotted
 from saltflat.runs.layout import (
     GENERATOR,
+    KEYS,
     MADE,
-    NUMBERS,
     SAMPLES,
     STAGES,
     WARM,
@@ -91,7 +91,9 @@ def outline_of(recipe: Recipe) -> dict[str, Any]:
     """The settings that decide what comes before the private phase."""
     names = ("data", "model", "seed", "features", "public", "synthetic", "warmup")
     whole = recipe.as_document()
-    return {name: whole[name] for name in names if name in whole}
+    # a folder that was prepared when the place of an example decided whether it is public has no such entry
+    chosen = {"choice of public examples": "by a hash of each"} if recipe.public is not None else {}
+    return {**{name: whole[name] for name in names if name in whole}, **chosen}
 
 
 def prepared(
@@ -136,8 +138,8 @@ def _carried_out(
 ) -> _Made:
     said = _begun(recipe, folder)
     device = next(model.parameters()).device
-    if split.numbers is not None:
-        durable.replace(folder.public / NUMBERS, as_npz({"numbers": split.numbers}))
+    if split.keys is not None:
+        durable.replace(folder.public / KEYS, as_npz({"keys": split.keys}), mode=durable.RELEASED)
     if recipe.synthetic is not None:
         known = replace(known, synthetic=_made(recipe, known, folder.public, told))
     _keep_samples(recipe, known, folder.public)
@@ -157,15 +159,15 @@ def check_taken_out(recipe: Recipe, split: Split) -> None:
     """Refuse to train privately on examples that the recipe declares public, or to count them as protected."""
     if recipe.public is None:
         return
-    if split.public is None or split.public.count != recipe.public.count:
+    if split.public is None or split.keys is None:
         raise PrivacyError(
-            f"the recipe declares {recipe.public.count} examples public, and they were not taken out of the private "
-            "ones: load the data with saltflat.recipes.build.split_of(recipe)"
+            f"the recipe declares about {recipe.public.count} examples public, and they were not taken out of the "
+            "private ones: load the data with saltflat.recipes.build.split_of(recipe)"
         )
 
 
 def keep(folder: Folder, said: Before) -> None:
-    durable.replace(folder.public / STAGES, said.as_json())
+    durable.replace(folder.public / STAGES, said.as_json(), mode=durable.RELEASED)
 
 
 def add_stage(folder: Folder, stage: StageOf) -> Before | None:
@@ -194,8 +196,8 @@ def provenance(recipe: Recipe) -> tuple[str, ...]:
     said = []
     if recipe.public is not None:
         said.append(
-            f"{recipe.public.count} training examples of {recipe.data}, as many of each class, drawn by seed "
-            f"{recipe.public.seed}"
+            f"about {recipe.public.count} of the {size_of(recipe)} training examples of {recipe.data}, by a hash of "
+            f"each under seed {recipe.public.seed}"
         )
     if recipe.synthetic is not None:
         said.append(
@@ -252,7 +254,7 @@ def _made(recipe: Recipe, known: Known, place: Path, told: Told) -> Examples:
         )
         images = drawn(guided=judge.guide)
     whole = (images * 255).round().to(torch.uint8)
-    durable.replace(kept, as_npz({"images": whole.numpy(), "labels": labels.numpy()}))
+    durable.replace(kept, as_npz({"images": whole.numpy(), "labels": labels.numpy()}), mode=durable.RELEASED)
     return known.examples(whole / 255, labels)
 
 
@@ -283,7 +285,7 @@ def _warmed(
         stage.warmed(model, known, seed=_seed(recipe, number), watch=watch)
         stages.append(StageOf(words, "warm-up", 0.0, score(), time.perf_counter() - begun))
     weights = {name: leaf.detach().cpu().contiguous() for name, leaf in model.state_dict().items()}
-    durable.replace(kept, save(weights, metadata={"format": "pt"}))
+    durable.replace(kept, save(weights, metadata={"format": "pt"}), mode=durable.RELEASED)
     return tuple(stages)
 
 
@@ -327,4 +329,4 @@ def _keep_samples(recipe: Recipe, known: Known, place: Path) -> None:
             )
             shown["random"] = painted.numpy()
     if shown:
-        durable.replace(place / SAMPLES, as_npz(shown))
+        durable.replace(place / SAMPLES, as_npz(shown), mode=durable.RELEASED)
