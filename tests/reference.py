@@ -30,7 +30,8 @@ def gradient_loop(model: nn.Module, point: Tree, x: Tensor, y: Tensor, losses: L
         loss = losses(functional_call(model, leaves, (x[i : i + 1],)), y[i : i + 1]).sum()
         grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
         filled = [
-            torch.zeros_like(p) if g is None else g for p, g in zip(leaves.values(), grads, strict=True)
+            torch.zeros_like(p) if g is None else g.to_dense()
+            for p, g in zip(leaves.values(), grads, strict=True)
         ]
         rows.append(torch.cat([g.flatten() for g in filled]))
     size = flat(point).numel()

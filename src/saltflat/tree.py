@@ -44,6 +44,11 @@ def cut(values: Tensor, like: Any) -> Tensor:
     return there.redistribute(placements=like.placements)
 
 
+def dense(gradient: Tensor) -> Tensor:
+    """The same gradient with all its rows: `Embedding(sparse=True)` lists those that were looked up."""
+    return gradient.to_dense() if gradient.is_sparse else gradient
+
+
 def own_part(leaf: Any) -> Tensor:
     """What this process itself holds: of a sharded leaf its part, the very memory of it."""
     return leaf.to_local() if is_sharded(leaf) else leaf

@@ -106,6 +106,18 @@ class LastWord(nn.Module):
         return self.out(self.words(tokens)[torch.arange(len(tokens)), last])
 
 
+class FlatBags(nn.Module):
+    """Words as one flat list, and where each example's bag begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags, self.out = nn.EmbeddingBag(20, 8), nn.Linear(8, 3)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        starts = torch.arange(0, tokens.numel(), tokens.shape[1])
+        return self.out(self.bags(tokens.flatten(), starts))
+
+
 class Noisy(nn.Module):
     """Draws of its own, each in another way that torch has; some examples skip the layer altogether."""
 
@@ -199,6 +211,22 @@ HONEST: dict[str, Case] = {
         lambda: nn.Sequential(nn.EmbeddingBag(20, 8), nn.Linear(8, 3)),
         CRITERION,
         lambda: (words(), LABELS),
+    ),
+    "embedding bag of a flat list": (FlatBags, CRITERION, lambda: (words(), LABELS)),
+    "sparse embedding": (
+        lambda: nn.Sequential(nn.Embedding(20, 8, sparse=True), nn.Flatten(), nn.Linear(48, 3)),
+        CRITERION,
+        lambda: (words(), LABELS),
+    ),
+    "sparse embedding bag": (
+        lambda: nn.Sequential(nn.EmbeddingBag(20, 8, sparse=True), nn.Linear(8, 3)),
+        CRITERION,
+        lambda: (words(), LABELS),
+    ),
+    "projected lstm": (
+        lambda: Pooled(nn.LSTM(8, 8, 2, dropout=0.2, proj_size=3, batch_first=True), 3),
+        CRITERION,
+        sequences,
     ),
     "last word": (LastWord, CRITERION, lambda: (words(), LABELS)),
     "bfloat16": (lambda: mlp(torch.bfloat16), CRITERION, lambda: (rows(4).bfloat16(), LABELS)),

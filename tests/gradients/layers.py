@@ -47,7 +47,7 @@ class Words(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, 6, padding_idx=0)
         self.recurrent = getattr(nn, kind)(6, 6, **{"batch_first": True, **options})
-        width = 12 if options.get("bidirectional") else 6
+        width = (self.recurrent.proj_size or 6) * (1 + self.recurrent.bidirectional)
         self.out = nn.Linear(width, WORDS, bias=not tie)
         if tie:
             self.out.weight = self.embedding.weight
@@ -59,13 +59,19 @@ class Words(nn.Module):
         return self.out(self.recurrent(x.transpose(0, 1))[0].transpose(0, 1))
 
 
+def projected_and_frozen() -> nn.Module:
+    model = Words("LSTM", proj_size=2)
+    model.recurrent.weight_hr_l0.requires_grad_(False)
+    return model
+
+
 class LastState(nn.Module):
     """Only the first output and the last state are used: most time steps have no gradient of their own."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, **options: int) -> None:
         super().__init__()
-        self.recurrent = getattr(nn, kind)(3, 4, batch_first=True, bidirectional=True)
-        self.out = nn.Linear(12, CLASSES)
+        self.recurrent = getattr(nn, kind)(3, 4, batch_first=True, bidirectional=True, **options)
+        self.out = nn.Linear(3 * (self.recurrent.proj_size or 4), CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
         output, state = self.recurrent(x)
@@ -308,6 +314,26 @@ class Bags(nn.Module):
         scale = 1 if weights is not None else 1 + self.scales(words[:, :1])
         found = torch.tanh(self.bags(words, per_sample_weights=weights)).unsqueeze(1) * scale
         return self.out(found.expand(-1, words.shape[1], -1))
+
+
+class FlatBags(nn.Module):
+    """Bags as stretches of a flat list of words, two for each example, the second one from the third word on."""
+
+    def __init__(self, *, ends: bool = False, **options: object) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(WORDS, 6, include_last_offset=ends, **options)
+        self.scales, self.out = nn.Embedding(WORDS, 1), nn.Linear(6, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        rows, length = words.shape
+        starts = length * torch.arange(rows).unsqueeze(1) + torch.tensor([0, 2])
+        starts = starts.flatten()
+        if self.bags.include_last_offset:
+            starts = torch.cat([starts, torch.tensor([words.numel()])])
+        own = self.scales(words).flatten() if self.bags.mode == "sum" else None
+        found = torch.tanh(self.bags(words.flatten(), starts, per_sample_weights=own))
+        x = self.out(torch.tanh(self.scales.weight.sum() * found)).view(rows, 2, -1).sum(1, keepdim=True)
+        return x.expand(-1, length, -1)
 
 
 class Einsum(nn.Module):
@@ -589,6 +615,14 @@ FAMILIES: dict[str, Family] = {
     "lstm, no bias": Family(lambda: Words("LSTM", bias=False), (5,), tokens=True),
     "lstm, time first": Family(lambda: Words("LSTM", batch_first=False), (5,), tokens=True),
     "lstm, last state": Family(lambda: LastState("LSTM"), (4, 3)),
+    "lstm, projected": Family(
+        lambda: Words("LSTM", num_layers=2, bidirectional=True, proj_size=2), (5,), tokens=True
+    ),
+    "lstm, projected, no bias": Family(
+        lambda: Words("LSTM", num_layers=2, bias=False, proj_size=5, batch_first=False), (4,), tokens=True
+    ),
+    "lstm, projected, frozen": Family(projected_and_frozen, (3,), tokens=True),
+    "lstm, projected, last state": Family(lambda: LastState("LSTM", proj_size=2), (4, 3)),
     "gru": Family(lambda: Words("GRU", num_layers=2, bidirectional=True), (5,), tokens=True),
     "gru, last state": Family(lambda: LastState("GRU"), (4, 3)),
     "rnn": Family(lambda: Words("RNN", nonlinearity="relu"), (5,), tokens=True),
@@ -635,6 +669,16 @@ FAMILIES: dict[str, Family] = {
     "embedding bag, weights": Family(lambda: Bags(mode="sum", padding_idx=0), (6,), tokens=True),
     "embedding bag, largest": Family(lambda: Bags(mode="max", padding_idx=-1), (5,), tokens=True),
     "embedding bag, one word": Family(lambda: Bags(mode="max"), (1,), tokens=True),
+    "embedding bag, offsets": Family(lambda: FlatBags(mode="mean", padding_idx=0), (5,), tokens=True),
+    "embedding bag, offsets, ends": Family(lambda: FlatBags(mode="mean", ends=True), (3,), tokens=True),
+    "embedding bag, offsets, weights": Family(lambda: FlatBags(mode="sum"), (6,), tokens=True),
+    "embedding bag, offsets, largest": Family(lambda: FlatBags(mode="max", padding_idx=1), (2,), tokens=True),
+    "embedding, sparse": Family(
+        lambda: nn.Sequential(nn.Embedding(WORDS, 6, sparse=True), nn.Tanh(), nn.Linear(6, WORDS)),
+        (4,),
+        tokens=True,
+    ),
+    "embedding bag, sparse": Family(lambda: Bags(mode="mean", sparse=True), (5,), tokens=True),
     "sequence first": Family(SequenceFirst, (4, 4)),
     "sequence first, encoder": Family(
         lambda: SequenceFirst(lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)), (4, 4)

@@ -490,6 +490,28 @@ class TestRefusals:
                 lambda p: functional_call(model, p, (words, offsets)).sum(1), [trained(model)], [1.0], rows=2
             )
 
+    @pytest.mark.parametrize("starts", [[0, 3], [0, 1, 2], [1, 2], [0, 5]])
+    @pytest.mark.parametrize("shared", [True, False])
+    def test_a_bag_with_words_of_two_rows(self, starts: list[int], shared: bool) -> None:
+        """Offsets that forward makes are the model's fault; those of the data are their unit's, which is left out."""
+        model, words = nn.EmbeddingBag(5, 2), torch.tensor([[1, 2], [3, 4]])
+        given = torch.tensor(starts)
+
+        def losses(point: Tree) -> Tensor:
+            offsets = torch.tensor(starts) if shared else given
+            return functional_call(model, point, (words.flatten(), offsets))[:2].sum(1)
+
+        with pytest.raises(ModelError if shared else ValueError):
+            book_keeping(losses, [trained(model)], [1.0], rows=2)
+
+    def test_trained_weights_of_words(self) -> None:
+        model, own = nn.EmbeddingBag(5, 2, mode="sum"), nn.Parameter(torch.ones(2, 2))
+        words = torch.tensor([[1, 2], [3, 4]])
+        point = {**trained(model), "own": own.detach()}
+        call = lambda p: functional_call(model, {"weight": p["weight"]}, (words, None, p["own"])).sum(1)
+        with pytest.raises(ModelError, match="per_sample_weights"):
+            book_keeping(call, [point], [1.0], rows=2)
+
 
 class TestMutants:
     """Seeded bugs that the comparison with the loop must catch."""

@@ -52,11 +52,20 @@ LAYERS = (
     Layer("`ConvTranspose1d`, `2d`, `3d`", ("transposed", "transposed 3d")),
     Layer("weight standardisation", ("standardised",), "`saltflat.models` has it"),
     Layer("frames folded into the batch", ("folded pictures",), "`x.flatten(0, 1)`, and back"),
-    Layer("`Embedding`, tied or not", ("token types", "tied")),
+    Layer(
+        "`Embedding`, tied or not",
+        ("token types", "tied", "embedding, sparse"),
+        "with `sparse=True` too: the released gradient is dense",
+    ),
     Layer(
         "`EmbeddingBag`: mean, sum, max",
         ("embedding bag", "embedding bag, padding", "embedding bag, weights", "embedding bag, largest"),
         "bags of one length, padded",
+    ),
+    Layer(
+        "`EmbeddingBag` with offsets",
+        ("embedding bag, offsets", "embedding bag, offsets, ends", "embedding bag, offsets, largest"),
+        "a flattened (batch, words); bags of any length within an example",
     ),
     Layer(
         "`GroupNorm`, `LayerNorm`, `RMSNorm`, `InstanceNorm`", ("group norm", "layer norm", "instance norm")
@@ -68,6 +77,7 @@ LAYERS = (
     ),
     Layer("`PReLU`", ("prelu", "prelu, channels")),
     Layer("`LSTM`", ("lstm", "lstm, deep", "lstm, time first", "lstm, last state", "sequence first, lstm")),
+    Layer("`LSTM(proj_size=...)`", ("lstm, projected", "lstm, projected, last state")),
     Layer("`GRU`", ("gru", "gru, last state", "sequence first, gru")),
     Layer("`RNN`, tanh or relu", ("rnn", "rnn, tanh", "sequence first, rnn")),
     Layer(
@@ -136,7 +146,8 @@ class Bags(nn.Module):
         self.bags, self.out = nn.EmbeddingBag(WORDS, 4), nn.Linear(4, CLASSES)
 
     def forward(self, words: Tensor) -> Tensor:
-        return self.out(self.bags(words.flatten(), torch.arange(0, words.numel(), words.shape[1])))
+        starts = torch.arange(0, words.numel(), words.shape[1]).clamp(min=1) - 1
+        return self.out(self.bags(words.flatten(), starts))
 
 
 class Picked(nn.Module):
@@ -222,13 +233,6 @@ REFUSED = (
         sequence=True,
     ),
     Refused(
-        "`LSTM(proj_size=...)`",
-        lambda: Over(nn.LSTM(4, 4, proj_size=2, batch_first=True), 2),
-        "proj_size",
-        "a `Linear` after it",
-        sequence=True,
-    ),
-    Refused(
         "sequence-first layers on batch-first data",
         lambda: Over(nn.GRU(4, 4)),
         "batch_first=True",
@@ -236,7 +240,11 @@ REFUSED = (
         sequence=True,
     ),
     Refused(
-        "`EmbeddingBag` with offsets", Bags, "pad the bags", "bags of one length, `padding_idx`", tokens=True
+        "`EmbeddingBag` with words of several examples in one bag",
+        Bags,
+        "words of several rows",
+        "a bag that begins with each example's first word",
+        tokens=True,
     ),
     Refused(
         "`Embedding(max_norm=...)`, `scale_grad_by_freq`",

@@ -27,7 +27,7 @@ from saltflat.core.spot import (
     signature,
 )
 from saltflat.errors import DataError, ModelError, SaltflatError
-from saltflat.tree import Tree, called, has_shards, map_tree
+from saltflat.tree import Tree, called, dense, has_shards, map_tree
 
 Take = Callable[[Indices], Batch]
 
@@ -322,7 +322,7 @@ def _check_gradients(trial: Trial) -> None:
             total = (losses * weights[some].to(losses)).sum()
         grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
     plain = {
-        n: torch.zeros_like(leaf) if g is None else g
+        n: torch.zeros_like(leaf) if g is None else dense(g)
         for (n, leaf), g in zip(leaves.items(), grads, strict=True)
     }
     gap, name = gap_between(trial.together.weighted_sum(weights), plain)

@@ -15,7 +15,7 @@ from saltflat.core.sampling import Indices, Units, physical
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.gradients.width import Narrowed, is_narrow
 from saltflat.settings import is_whole
-from saltflat.tree import Tree, add, called, has_shards, map_tree, mul, size, zeros_like
+from saltflat.tree import Tree, add, called, dense, has_shards, map_tree, mul, size, zeros_like
 
 CHUNK = 256  # examples in memory at once, where all are asked about
 TOGETHER = (
@@ -133,7 +133,7 @@ class Public:
             found = torch.autograd.grad(mean, list(own.values()), allow_unused=True)
             for name, leaf in zip(own, found, strict=True):
                 if leaf is not None:
-                    total[name] += leaf
+                    total[name] += dense(leaf)
         self._check_finite(total)
         return total
 

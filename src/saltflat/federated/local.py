@@ -229,7 +229,9 @@ def gradient_of(value: Callable[[Tree], Tensor], at: Tree) -> Tree:
     with torch.enable_grad():
         grads = torch.autograd.grad(value(leaves), list(leaves.values()), allow_unused=True)
     pairs = zip(leaves.items(), grads, strict=True)
-    return {name: torch.zeros_like(leaf) if grad is None else grad for (name, leaf), grad in pairs}
+    return {
+        name: torch.zeros_like(leaf) if grad is None else tree.dense(grad) for (name, leaf), grad in pairs
+    }
 
 
 def objective(mean: Tensor, blur: Blur | None, at: Tree, start: Tree) -> Tensor:

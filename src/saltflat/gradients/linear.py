@@ -202,41 +202,113 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """y = sum_t c_t W[row_t], so row_t receives c_t y'; c_t is 1, 1 / (number of words), or the word's own weight."""
+    """y = sum_t c_t W[row_t], so row_t receives c_t y'; c_t is 1, 1 / (number of words), or the word's own weight.
+
+    Bags are the rows of a matrix of words, or stretches of a flat list of words that begin at ``offsets``.
+    """
     if max_norm is not None or scale_grad_by_freq:
         raise ModelError(
             "EmbeddingBag with max_norm or scale_grad_by_freq mixes examples; build it without these options"
         )
-    if rows.ndim != 2 or tape.weight(per_sample_weights) is not None:
+    if tape.weight(per_sample_weights) is not None:
         raise ModelError(
-            "EmbeddingBag takes bags of one length here, (batch, words), whose weights are data; with offsets it is "
-            "not known whose the words are: pad the bags, and set padding_idx"
+            "EmbeddingBag got a trained parameter as per_sample_weights, whose gradient has no rule; look the words' "
+            "weights up in an Embedding of width 1"
+        )
+    if rows.ndim == 1 and not tape.holds_rows(rows):
+        raise ModelError(
+            f"EmbeddingBag got a flat list of {len(rows)} words for {tape.rows} rows, and it is not known whose the "
+            "words are; flatten a matrix (batch, words) in forward, or pad the bags and set padding_idx"
         )
     tape.check_rows(func, rows)
     w = tape.weight(weight)
     last = _padding(padding_idx, weight)
-    padding = None if last is None else rows == last
+    if rows.ndim == 1:
+        bag_of, bags = _bags(tape, rows, offsets, include_last_offset)
+    else:
+        bag_of, bags = None, 1
+    laid = rows if bag_of is None else rows.view(bag_of.shape)
+    padding = None if last is None else laid == last
     if mode == "max":
-        return _largest(tape, rows, weight, padding, padding_idx)
+        if bag_of is None:
+            return _largest(tape, rows, weight, padding, padding_idx)
+        words = tape.again(F.embedding, laid, weight, padding_idx)
+        return tape.again(Tensor.flatten, _largest_of_bags(words, bag_of, bags, padding), 0, 1)
     options = {"mode": mode, "per_sample_weights": per_sample_weights, "padding_idx": padding_idx}
+    if bag_of is not None:
+        options |= {"offsets": offsets, "include_last_offset": include_last_offset}
     y = func(rows, weight, **options)
-    if w is None:
-        return y
-    share = _shares(rows, per_sample_weights, padding, mode).to(y.dtype).unsqueeze(-1)
+    if w is not None:
+        own = None if per_sample_weights is None else per_sample_weights.detach().view(laid.shape)
+        share = _shares(laid, own, padding, mode, bag_of, bags).to(y.dtype).unsqueeze(-1)
 
-    def keep(grad: Tensor) -> list[Part]:
-        index = rows.reshape(tape.rows // tape.views, -1)
-        return [Rows(w.name, index, tape.by_unit(share * grad.unsqueeze(1)), weight.shape[0])]
+        def keep(grad: Tensor) -> list[Part]:
+            index = laid.reshape(tape.rows // tape.views, -1)
+            at_words = grad.unsqueeze(1)
+            if bag_of is not None:
+                at_bags = grad.view(len(laid), bags, -1)
+                at_words = at_bags.gather(1, bag_of.unsqueeze(-1).expand(-1, -1, at_bags.shape[-1]))
+            return [Rows(w.name, index, tape.by_unit(share * at_words), weight.shape[0])]
 
-    return tape.watch(y, keep)
+        y = tape.watch(y, keep)
+    return y if bag_of is None else tape.again(Tensor.flatten, y.view(len(laid), bags, -1), 0, 1)
 
 
-def _shares(rows: Tensor, own: Tensor | None, padding: Tensor | None, mode: str) -> Tensor:
-    """How much each word of a bag counts; (bags, words)."""
+def _bags(tape: Tape, words: Tensor, offsets: Tensor | None, ends: bool) -> tuple[Tensor, int]:
+    """The bag of every word, counted from the first bag of its row, and how many bags a row has; (rows, words).
+
+    The flat list has all words of one row before those of the next, as many of each, and a row's first bag begins with
+    its first word. ``ends``: the last offset is the end of the last bag.
+    """
+    rows = tape.rows if tape.rows > tape.views else 1  # of one unit alone everything is its own
+    if offsets is None or offsets.ndim != 1:
+        raise ModelError(
+            "EmbeddingBag got a flat list of words without offsets, so that its bags are not known; pass a matrix "
+            "(batch, words), or offsets"
+        )
+    starts = offsets[:-1] if ends else offsets
+    each, bags = len(words) // rows, len(starts) // rows
+    local, fits = starts, len(words) == each * rows and len(starts) == bags * rows and bags > 0
+    if fits and ends:
+        fits = bool(offsets[-1] == len(words))
+    if fits:
+        local = starts.view(rows, bags) - each * torch.arange(rows, device=starts.device).unsqueeze(1)
+        fits = bool((local[:, 0] == 0).all() and (local.diff(dim=1) >= 0).all() and (local <= each).all())
+    if not fits and tape.is_shared(offsets):
+        raise ModelError(
+            f"EmbeddingBag got {len(words)} words and offsets of {len(starts)} bags for {rows} rows, so that a bag "
+            "would hold words of several rows; give every row as many words and bags as the others, and begin a bag "
+            "with each row's first word"
+        )
+    if not fits:  # offsets of the data: the unit that they belong to fails by itself, and the others do not
+        raise ValueError("offsets that do not fit their row")
+    place = torch.arange(each, device=starts.device)
+    return torch.searchsorted(local, place.expand(rows, -1).contiguous(), right=True) - 1, bags
+
+
+def _shares(
+    rows: Tensor, own: Tensor | None, padding: Tensor | None, mode: str, bag_of: Tensor | None, bags: int
+) -> Tensor:
+    """How much each word of a bag counts; the shape of ``rows``."""
     share = torch.ones(rows.shape, device=rows.device, dtype=torch.float64) if own is None else own.detach()
     if padding is not None:
         share = share.masked_fill(padding, 0)
-    return share / share.sum(1, keepdim=True).clamp(min=1) if mode == "mean" else share
+    if mode != "mean":
+        return share
+    if bag_of is None:
+        return share / share.sum(1, keepdim=True).clamp(min=1)
+    return share / share.new_zeros(len(rows), bags).scatter_add(1, bag_of, share).clamp(min=1).gather(
+        1, bag_of
+    )
+
+
+def _largest_of_bags(words: Tensor, bag_of: Tensor, bags: int, padding: Tensor | None) -> Tensor:
+    """The largest entry of each column over the words of each bag, 0 for an empty one; (rows, bags, width)."""
+    mine = bag_of.unsqueeze(1) == torch.arange(bags, device=bag_of.device).view(-1, 1)  # (rows, bags, words)
+    if padding is not None:
+        mine = mine & ~padding.unsqueeze(1)
+    found = words.unsqueeze(1).masked_fill(~mine.unsqueeze(-1), float("-inf")).max(2).values
+    return torch.where(mine.any(2, keepdim=True), found, 0.0)
 
 
 def _largest(tape: Tape, rows: Tensor, weight: Tensor, padding: Tensor | None, padding_idx: Any) -> Tensor:

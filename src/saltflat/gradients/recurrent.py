@@ -2,7 +2,8 @@
 
 The gradient at the pre-activations z_t = W x_t + U h_(t-1) + b is all that is needed:
 g_W = sum_t z'_t x_t^T and g_U = sum_t z'_t h_(t-1)^T. (In a GRU the third gate's recurrent term is first
-multiplied by the reset gate r_t, and so is its gradient.)
+multiplied by the reset gate r_t, and so is its gradient.) An LSTM with projections has h_t = P m_t; with the gradient
+h'_t there, from the output and from the time step after it, g_P = sum_t h'_t m_t^T.
 
 A cell goes forward and backward by hand, because automatic differentiation would keep a dozen nodes per time step.
 What needs no order in time, the slopes of the gates above all, is taken for all time steps at once.
@@ -37,7 +38,7 @@ class Cell(Protocol):
 
     @property
     def keeps(self) -> dict[str, int]:
-        """What else is kept for the way back, and how many times as wide as h it is."""
+        """What else is kept for the way back, and how many times as wide as one gate it is."""
         ...
 
     def forward(self, x: Tensor, u: Tensor, b: Tensor | None, kept: Kept) -> None:
@@ -50,7 +51,13 @@ class Cell(Protocol):
 
 
 class LSTMCell:
-    """i, f, g, o = x + u;  c <- sigmoid(f) c + sigmoid(i) tanh(g);  h <- sigmoid(o) tanh(c)."""
+    """i, f, g, o = x + u;  c <- sigmoid(f) c + sigmoid(i) tanh(g);  m = sigmoid(o) tanh(c).
+
+    h <- m, or P m with a projection P, which makes h narrower than a gate.
+    """
+
+    def __init__(self, projection: Tensor | None = None) -> None:
+        self.projection = projection
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -58,12 +65,13 @@ class LSTMCell:
 
     @property
     def keeps(self) -> dict[str, int]:
-        return {"gates": 4, "tanh g": 1, "tanh c": 1}
+        return {"gates": 4, "tanh g": 1, "tanh c": 1} | ({} if self.projection is None else {"m": 1})
 
     def forward(self, x: Tensor, u: Tensor, b: Tensor | None, kept: Kept) -> None:
         h, c, tanh_g, tanh_c = (kept[name].unbind() for name in ("h", "c", "tanh g", "tanh c"))
         torch.add(x, 0 if b is None else b, out=kept["gates"])  # with time first, all at once
         gates, each = kept["gates"].unbind(), [gate.unbind() for gate in kept["gates"].chunk(4, 2)]
+        p, m = self.projection, h[1:] if self.projection is None else kept["m"].unbind()
         u = u.clone()
         for doubled in (kept["gates"].chunk(4, 2)[2], u.chunk(4)[2]):
             doubled.mul_(2)  # tanh(g) = 2 sigmoid(2 g) - 1: one call for all four gates
@@ -72,7 +80,9 @@ class LSTMCell:
             torch.sub(g, 1, out=tanh_g[t]).add_(g)
             torch.mul(f, c[t], out=c[t + 1]).addcmul_(i, tanh_g[t])
             torch.tanh(c[t + 1], out=tanh_c[t])
-            torch.mul(o, tanh_c[t], out=h[t + 1])
+            torch.mul(o, tanh_c[t], out=m[t])
+            if p is not None:
+                torch.mm(m[t], p.mT, out=h[t + 1])
 
     def backward(self, outputs: Tensor, ends: State, u: Tensor, kept: Kept, z: Tensor) -> State:
         i, f, _, o = kept["gates"].chunk(4, 2)
@@ -87,10 +97,16 @@ class LSTMCell:
         by_gate = slope.unflatten(2, (4, -1)).unbind()
         fs, outs, zs, into = f.unbind(), outputs.unbind(), z.unbind(), z.unflatten(2, (4, -1)).unbind()
         h, c = ends
-        from_both = h.new_empty(len(h), 4, h.shape[1])  # c for i, f and g; h for o
+        p = self.projection
+        if p is not None:  # gradients at P m, for all times
+            kept["at h"] = torch.empty_like(kept["h"][1:])
+        from_both = c.new_empty(len(c), 4, c.shape[1])  # c for i, f and g; m for o
         from_c, from_h = from_both[:, :3], from_both[:, 3]
         for t in reversed(range(len(outs))):
-            torch.add(h, outs[t], out=from_h)
+            if p is None:
+                torch.add(h, outs[t], out=from_h)
+            else:
+                from_h.copy_(torch.add(h, outs[t], out=kept["at h"][t]) @ p)
             c = torch.addcmul(c, from_h, c_of_h[t])
             from_c.copy_(c.unsqueeze(1))
             torch.mul(by_gate[t], from_both, out=into[t])
@@ -172,17 +188,22 @@ class PlainCell:
 
 
 class _Unrolled(torch.autograd.Function):
-    """(cell, where it keeps things, W x + b, U, bias of U, starting states) -> (h at all times, *last states)."""
+    """(cell, where it keeps things, W x + b, U, bias of U, zeros, starting states) -> (h at all times, *last states).
+
+    The zeros stand for what could be added to P m: their gradient is the one at that product.
+    """
 
     @staticmethod
-    def forward(ctx: Any, cell: Cell, kept: Kept, x: Tensor, u: Tensor, b: Any, *start: Tensor) -> Any:
+    def forward(
+        ctx: Any, cell: Cell, kept: Kept, x: Tensor, u: Tensor, b: Any, zeros: Any, *start: Tensor
+    ) -> Any:
         rows, time, _ = x.shape
         x = x.transpose(0, 1)
         for name, value in zip(cell.states, start, strict=True):
-            kept[name] = x.new_empty(time + 1, rows, u.shape[1])
+            kept[name] = x.new_empty(time + 1, rows, value.shape[1])
             kept[name][0] = value
         for name, times in cell.keeps.items():
-            kept[name] = x.new_empty(time, rows, times * u.shape[1])
+            kept[name] = x.new_empty(time, rows, times * start[-1].shape[1])
         cell.forward(x, u, b, kept)
         ctx.cell, ctx.kept, ctx.u, ctx.shape = cell, kept, u, x.shape
         return kept["h"][1:].transpose(0, 1).contiguous(), *(kept[name][-1].clone() for name in cell.states)
@@ -191,7 +212,8 @@ class _Unrolled(torch.autograd.Function):
     def backward(ctx: Any, outputs: Tensor, *ends: Tensor) -> Any:
         z = outputs.new_empty(ctx.shape)
         starts = ctx.cell.backward(outputs.transpose(0, 1), ends, ctx.u, ctx.kept, z)
-        return None, None, z.transpose(0, 1).contiguous(), None, None, *starts
+        at_h = ctx.kept.pop("at h").transpose(0, 1) if ctx.needs_input_grad[5] else None
+        return None, None, z.transpose(0, 1).contiguous(), None, None, at_h, *starts
 
 
 def one_direction(
@@ -201,12 +223,19 @@ def one_direction(
     w, u, *biases = weights
     b, c = biases or (None, None)
     kept: Kept = {}
+    projection = tape.weight(cell.projection) if isinstance(cell, LSTMCell) else None
+    zeros = None
+    if projection is not None:
+        into = lambda grad: [
+            outer(projection.name, tape.by_unit(kept["m"].transpose(0, 1)), tape.by_unit(grad), tape.points)
+        ]
+        zeros = tape.watch(x.new_zeros(*x.shape[:2], len(projection.value)), into)
     if backwards:
         x = x.flip(1)
     inputs = tape.watch(
         tape.again(F.linear, x, w, b), lambda grad: _recurrent_parts(tape, cell, grad, kept, (u, c))
     )
-    outputs, *end = _Unrolled.apply(cell, kept, inputs, u, c, *state)
+    outputs, *end = _Unrolled.apply(cell, kept, inputs, u, c, zeros, *state)
     return outputs.flip(1) if backwards else outputs, tuple(end)
 
 
@@ -231,8 +260,8 @@ def layers(
     """All layers and directions of a recurrent module, as torch arranges their weights and states."""
     has_biases, count, dropout, train, bidirectional, batch_first = options
     directions, step = 1 + bidirectional, 2 + 2 * has_biases
-    if len(weights) != step * count * directions:
-        raise ModelError("a recurrent layer with proj_size has no rule; put a Linear after it instead")
+    projected = len(weights) > step * count * directions  # one matrix more for each layer and direction
+    step += projected
     x = x if batch_first else x.transpose(0, 1)
     ends: list[State] = []
     for layer in range(count):
@@ -241,7 +270,8 @@ def layers(
             at = layer * directions + side
             start = tuple(_for_data(tape, s[at]) for s in states)
             mine = list(weights[at * step : (at + 1) * step])
-            output, end = one_direction(tape, cell, x, start, mine, backwards=side == 1)
+            own = LSTMCell(mine.pop()) if projected else cell
+            output, end = one_direction(tape, own, x, start, mine, backwards=side == 1)
             sides.append(output)
             ends.append(end)
         x = torch.cat(sides, 2) if directions > 1 else sides[0]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from saltflat.errors import DataError, SettingError
 from saltflat.landscape.access import PUBLIC, Access, declared
 from saltflat.landscape.draws import gaussian, source
-from saltflat.tree import Tree, add, called, map_tree, mul, zeros_like
+from saltflat.tree import Tree, add, called, dense, map_tree, mul, zeros_like
 
 Batch = Any
 Losses = Callable[[Tree, Batch], Tensor]
@@ -99,7 +99,7 @@ def gradient_of(total: Tensor, leaves: Tree, *, graph: bool = False) -> Tree:
     found = torch.autograd.grad(
         total, list(leaves.values()), create_graph=graph, allow_unused=True, materialize_grads=True
     )
-    return dict(zip(leaves, found, strict=True))
+    return {name: dense(leaf) for name, leaf in zip(leaves, found, strict=True)}
 
 
 def analytic(function: Callable[[Tree], Tensor]) -> Objective:

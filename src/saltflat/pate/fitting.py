@@ -17,7 +17,7 @@ from saltflat.data import Examples
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
 from saltflat.settings import check_descent, is_number, is_whole
-from saltflat.tree import Tree, add, called, map_tree
+from saltflat.tree import Tree, add, called, dense, map_tree
 
 MOST_COPIES = 1024
 Watch = Callable[[int, int], None]  # epochs done, epochs in all
@@ -102,7 +102,7 @@ def _gradient(model: nn.Module, params: Tree, batch: tuple[Tensor, Tensor]) -> T
     loss = F.cross_entropy(called(model, at, (inputs,)), targets)
     found = torch.autograd.grad(loss, list(at.values()), allow_unused=True)
     return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
+        name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
         for (name, leaf), gradient in zip(at.items(), found, strict=True)
     }
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from saltflat.errors import ModelError, SettingError
 from saltflat.settings import check_descent, is_number
-from saltflat.tree import Tree, add, called, mul, norm, times
+from saltflat.tree import Tree, add, called, dense, mul, norm, times
 from saltflat.warmup.known import Watch
 
 LEAST = 1e-12  # what is added to a length before it divides
@@ -82,6 +82,6 @@ def gradient_of(model: nn.Module, params: Tree, loss: Callable[[Predict], Tensor
     predict = lambda *inputs: called(model, at, inputs)
     found = torch.autograd.grad(loss(predict), list(at.values()), allow_unused=True)
     return {
-        name: torch.zeros_like(leaf) if gradient is None else gradient
+        name: torch.zeros_like(leaf) if gradient is None else dense(gradient)
         for (name, leaf), gradient in zip(at.items(), found, strict=True)
     }
