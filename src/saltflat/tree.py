@@ -8,7 +8,9 @@ tree (`dot`, `norm`) is one number in all processes, which then must all ask for
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -199,7 +201,48 @@ def called(model: nn.Module, at: Tree, args: Any, kwargs: Any = None) -> Any:
     As `torch.func.functional_call`, which leaves the given weight in a *module* that the model holds under several
     names: it takes the weight out, and puts it back, once for each name.
     """
-    return functional_call(model, _placed(model, at), args, kwargs or {}, tie_weights=False)
+    placed = _placed(model, at)
+    _calls.running.append((model, placed))
+    try:
+        return functional_call(model, placed, args, kwargs or {}, tie_weights=False)
+    finally:
+        _calls.running.pop()
+
+
+def is_calling() -> bool:
+    """Whether this thread is inside `called`."""
+    return bool(_calls.running)
+
+
+def with_weights_of_now(function: Callable[[], Any]) -> Callable[[], Any]:
+    """The same function, which later meets the weights that the call of `called` around this one has put in place."""
+    for model, placed in reversed(_calls.running):
+        at = {f"model.{name}": leaf for name, leaf in placed.items()}
+        holder = _Holder(model, function)
+        function = partial(functional_call, holder, at, (), {}, tie_weights=False)
+    return function
+
+
+class _Holder(nn.Module):
+    """A function as the forward of a module that holds a model, whose weights `functional_call` then replaces."""
+
+    def __init__(self, model: nn.Module, function: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.function = function
+
+    def forward(self) -> Any:
+        return self.function()
+
+
+class _Calls(threading.local):
+    """The models that `called` is running in this thread, and their weights by place."""
+
+    def __init__(self) -> None:
+        self.running: list[tuple[nn.Module, Tree]] = []
+
+
+_calls = _Calls()
 
 
 def _placed(model: nn.Module, at: Tree) -> Tree:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import saltflat as sf
 from saltflat.errors import ModelError
@@ -116,6 +117,86 @@ class FlatBags(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         starts = torch.arange(0, tokens.numel(), tokens.shape[1])
         return self.out(self.bags(tokens.flatten(), starts))
+
+
+class Checkpointed(nn.Module):
+    """Dropout in a function that is run again in the backward pass; its first input wants no gradient."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.out, self.reentrant = nn.Linear(4, 8), nn.Linear(8, 3), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = lambda z: nn.functional.dropout(torch.tanh(self.first(z)), 0.2, self.training)
+        return self.out(checkpoint(inner, x, use_reentrant=self.reentrant))
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        s = torch.sigmoid(x)
+        return grad * (s + x * s * (1 - s))
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return -0.5 * grad
+
+
+class Sign(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+class Product(torch.autograd.Function):
+    """x W^T with a backward of its own, as fused kernels have it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, grad.T @ x
+
+
+class OnActivations(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(Swish.apply(Sign.apply(Reversed.apply(self.first(x)))) + self.first(x))
+
+
+class OnWeights(OnActivations):
+    """A fused product, a weight of signs alone, and a scale that is not differentiated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            scale = self.out.weight.abs().mean() + self.first(x).abs().mean(1, keepdim=True)
+        z = torch.tanh(Product.apply(x, self.first.weight) + self.first.bias)
+        return nn.functional.linear(z, Sign.apply(self.out.weight), self.out.bias) * scale
 
 
 class Noisy(nn.Module):
@@ -228,6 +309,10 @@ HONEST: dict[str, Case] = {
         CRITERION,
         sequences,
     ),
+    "activation checkpointing": (lambda: Checkpointed(reentrant=False), CRITERION, vectors),
+    "reentrant checkpointing": (lambda: Checkpointed(reentrant=True), CRITERION, vectors),
+    "custom functions of activations": (OnActivations, CRITERION, vectors),
+    "custom functions of weights": (OnWeights, CRITERION, vectors),
     "last word": (LastWord, CRITERION, lambda: (words(), LABELS)),
     "bfloat16": (lambda: mlp(torch.bfloat16), CRITERION, lambda: (rows(4).bfloat16(), LABELS)),
     "float16": (lambda: mlp(torch.float16), CRITERION, lambda: (rows(4).half(), LABELS)),
@@ -243,6 +328,34 @@ def test_it_trains(name: str) -> None:
     fitted = sf.fit(build(), criterion, data(), epsilon=8, delta=1e-3, batch_size=20, epochs=1)
     assert fitted.epsilon <= 8
     assert all(bool(torch.isfinite(leaf).all()) for leaf in fitted.params.values())
+
+
+PRIVATE = (
+    "projected lstm",
+    "sparse embedding",
+    "embedding bag of a flat list",
+    "activation checkpointing",
+    "reentrant checkpointing",
+    "custom functions of activations",
+    "custom functions of weights",
+)
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_it_trains_in_a_loop_of_ones_own(name: str) -> None:
+    build, criterion, data = HONEST[name]
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.Adam(model.parameters())  # it takes no sparse gradient
+    private = sf.make_private(
+        model, criterion, data(), optimizer=optimizer, epsilon=8, delta=1e-3, batch_size=20, epochs=1
+    )
+    before = [p.detach().clone() for p in model.parameters()]
+    for batch in private:
+        private.step(batch)
+    assert private.epsilon() <= 8
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+    assert not any(torch.equal(p, then) for p, then in zip(model.parameters(), before, strict=True))
 
 
 class Jittered(torch.utils.data.Dataset):
@@ -294,20 +407,8 @@ def test_it_trains_on_what_is_read_like_this(name: str) -> None:
     assert fitted.epsilon <= 8
 
 
-class Checkpointed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.out = nn.Linear(4, 8), nn.Linear(8, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        return self.out(checkpoint(lambda z: torch.tanh(self.first(z)), x, use_reentrant=False))
-
-
 REFUSED = {  # honest, but not followed yet: refused at once, in one line that says so
     "lazy layers": (lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)), "lazy layers without a shape"),
-    "activation checkpointing": (Checkpointed, "activation checkpointing"),
     "outputs and targets of two shapes": (lambda: nn.Linear(4, 1), "squeeze or unsqueeze"),
 }
 

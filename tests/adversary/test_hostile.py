@@ -16,6 +16,7 @@ import torch
 from steps import CRITERION, examples, network, phase, plan
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import saltflat as sf
 from saltflat.clipping import Flat
@@ -587,6 +588,121 @@ class Apart(nn.Module):
 def test_mixing_that_hides_behind_draws(seed: int | None) -> None:
     with pytest.raises(ModelError, match="mixes the batch"):
         train(nn.Sequential(Apart(seed), plain()), CRITERION, narrow())
+
+
+class Function(torch.autograd.Function):
+    """A custom function; ``way`` says how it mixes the batch, or what it keeps of it."""
+
+    largest = 0.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor | None, way: str) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.way = way
+        if way == "remembers":
+            Function.largest = max(Function.largest, float(x.detach().abs().max()))
+        y = x.view_as(x) if weight is None else x @ weight.T
+        if way == "forward mean":
+            return y - y.mean(0)
+        return y * (1 + Function.largest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        if ctx.way == "backward mean":
+            grad = grad - grad.mean(0)
+        if ctx.way == "divided":
+            grad = grad / len(grad)
+        return (grad, None, None) if weight is None else (grad @ weight, grad.T @ x, None)
+
+
+class ByFunction(nn.Module):
+    def __init__(self, way: str, *, weights: bool) -> None:
+        super().__init__()
+        self.inner, self.weight, self.out = (
+            network().float(),
+            nn.Parameter(torch.randn(3, 3)),
+            nn.Linear(3, 3),
+        )
+        self.way, self.weights = way, weights
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.tanh(self.inner(x))
+        y = Function.apply(z, self.weight if self.weights else None, self.way)
+        return self.out(y if self.weights else y @ self.weight)
+
+
+@pytest.mark.parametrize("weights", [False, True], ids=["of activations", "of weights"])
+@pytest.mark.parametrize("way", ["forward mean", "backward mean", "divided", "remembers"])
+def test_custom_functions_that_mix_units(way: str, weights: bool) -> None:
+    """Where one takes a weight, units run one at a time; so what mixes them gives other gradients than it would."""
+    Function.largest = 0.0
+    with pytest.raises(ModelError, match=r"mixes the batch|does not match plain|has seen others"):
+        train(ByFunction(way, weights=weights), sf.supervised(CRITERION), narrow())
+
+
+class Writing(nn.Module):
+    """Writes a mean of private rows into a weight, out of the graph's sight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network().float()
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = next(self.inner.parameters())
+        with torch.no_grad():
+            weight.add_(x.mean())
+        return self.inner(x)
+
+
+def test_data_written_into_a_weight() -> None:
+    with pytest.raises(ModelError, match="released without noise"):
+        train(Writing(), sf.supervised(CRITERION), narrow())
+
+
+class FlatBags(nn.Module):
+    """Bags that begin one word early, so that each holds a word of the example before it."""
+
+    def __init__(self, *, early: int) -> None:
+        super().__init__()
+        self.bags, self.out, self.early = nn.EmbeddingBag(5, 4), nn.Linear(4, 3), early
+
+    def forward(self, words: Tensor) -> Tensor:
+        starts = (torch.arange(0, words.numel(), words.shape[1]) - self.early).clamp(min=0)
+        return self.out(self.bags(words.flatten(), starts))
+
+
+def test_bags_with_words_of_two_units() -> None:
+    words, labels = torch.arange(160).view(40, 4) % 5, torch.arange(40) % 3
+    train(FlatBags(early=0), sf.supervised(CRITERION), (words, labels))
+    with pytest.raises(ModelError, match="words of several rows"):
+        train(FlatBags(early=1), sf.supervised(CRITERION), (words, labels))
+
+
+class Checkpointed(nn.Module):
+    """A batch statistic inside a function that is run again in the backward pass, or only then."""
+
+    def __init__(self, *, reentrant: bool, again: bool) -> None:
+        super().__init__()
+        self.inner, self.out, self.how = network().float(), nn.Linear(3, 3), reentrant
+        self.again, self.calls = again, [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        ran: list[int] = []
+
+        def part(z: Tensor) -> Tensor:
+            ran.append(1)
+            z = torch.tanh(self.inner(z))
+            return z - z.mean(0) if len(ran) > 1 or not self.again else z - 0 * z.mean(0)
+
+        return self.out(checkpoint(part, x, use_reentrant=self.how))
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_units_that_mix_under_activation_checkpointing(reentrant: bool, again: bool) -> None:
+    with pytest.raises(ModelError, match=r"mixes the batch|does not match plain|when it runs again"):
+        train(Checkpointed(reentrant=reentrant, again=again), sf.supervised(CRITERION), narrow())
 
 
 class Sleeper(nn.Module):

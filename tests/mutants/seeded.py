@@ -142,7 +142,7 @@ UNITS_APART = (
         PIPELINES + "test_one_unit_moves_the_sum_by_at_most_the_clip_norm[3-an assert about a mean]",
         (
             "gradients/chunk.py",
-            "        if tape.reads_values and tape.rows > tape.views:\n            raise ReadsValues\n",
+            "            if tape.reads_values and tape.rows > tape.views:\n                raise ReadsValues\n",
             "",
         ),
     ),

@@ -112,15 +112,23 @@ class Refused:
     tokens: bool = False
 
 
-class Checkpointed(nn.Module):
+class _Centre(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad - grad.mean(0)
+
+
+class Centred(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first, self.out = nn.Linear(4, 8), nn.Linear(8, CLASSES)
 
     def forward(self, x: Tensor) -> Tensor:
-        from torch.utils.checkpoint import checkpoint
-
-        return self.out(checkpoint(lambda z: torch.tanh(self.first(z)), x, use_reentrant=False))
+        return self.out(_Centre.apply(torch.tanh(self.first(x))))
 
 
 class Over(nn.Module):
@@ -209,7 +217,12 @@ REFUSED = (
     Refused(
         "lazy layers", lambda: _head(nn.LazyLinear(4)), "lazy layers", "run one batch through the model first"
     ),
-    Refused("activation checkpointing", Checkpointed, "activation checkpointing", "turn it off"),
+    Refused(
+        "a custom `autograd.Function` that mixes examples",
+        Centred,
+        "mixes the batch|does not match plain",
+        "one whose forward and backward take each example alone",
+    ),
     Refused(
         "`torch.compile`", lambda: torch.compile(_head(nn.Linear(4, 4))), "compiled", "compile after training"
     ),

@@ -37,10 +37,6 @@ REFUSED = {  # arguments that have no meaning here, and why
     "bf16": (False, "gradients are taken in float32: half precision rounds one example by its company"),
     "auto_find_batch_size": (False, "a batch that follows the memory is no Poisson sample"),
     "torch_compile": (False, "a compiled graph hides where weights meet data"),
-    "gradient_checkpointing": (
-        False,
-        "it recomputes out of sight of the rules; take a smaller physical batch",
-    ),
     "label_smoothing_factor": (0.0, "write it into the loss"),
 }
 

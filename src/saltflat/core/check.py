@@ -75,8 +75,8 @@ def _tried(trial: Trial, *, quiet: bool) -> None:
         raise ModelError(
             f"the loss runs on a batch, and on one example alone, or in its gradients, it fails with a "
             f"{type(error).__name__}: it asserts something about the batch, or forward or backward does something that "
-            "cannot be followed example by example (activation checkpointing, a compiled or quantised part, a custom "
-            "function); take that part out, or freeze it"
+            "cannot be followed example by example (a compiled or quantised part, a weight that forward writes into); "
+            "take that part out, or freeze it"
         ) from (None if quiet else error)
 
 
@@ -329,7 +329,8 @@ def _check_gradients(trial: Trial) -> None:
     if gap > trial.tolerance:
         raise ModelError(
             f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation: a "
-            "function with a backward of its own, or a weight that is changed in place; take it out, or freeze it"
+            "custom function whose backward mixes examples or is not linear, or a weight that is changed in place; take "
+            "it out, or freeze it"
         )
 
 

@@ -58,7 +58,7 @@ from saltflat.core.spot import Spot, held_by
 from saltflat.errors import DataError, ModelError, SettingError
 from saltflat.gradients.away import Away
 from saltflat.gradients.chunk import Kept, Use, checked_losses, kept
-from saltflat.gradients.tape import ReadsValues, WatchValueReads
+from saltflat.gradients.tape import OwnFunction, ReadsValues, WatchValueReads
 from saltflat.gradients.width import (
     Narrowed,
     Wide,
@@ -208,6 +208,9 @@ class PerExample:
             ReadsValues
         ):  # an `assert` or an `if` on values of the batch: alone, each unit meets its own only
             log_slow_loss()
+            return self._each_alone(points, weights, batch)
+        except OwnFunction as function:
+            log_own_function(str(function))
             return self._each_alone(points, weights, batch)
         except Exception:  # a unit that makes anything fail contributes zero, and nothing is said of it
             if self.strict:  # only what fails alone is an error
@@ -480,6 +483,16 @@ def log_slow_loss() -> None:
     log.warning(
         "The loss or the model reads values of a batch in Python (assert, if, item()). Examples are run one at a time, "
         "which is slow. Remove that code to run them in batches."
+    )
+
+
+@cache
+def log_own_function(name: str) -> None:
+    """Say once that units are run one at a time."""
+    log.warning(
+        "The custom function %s takes a trained parameter, whose gradient its own backward alone knows. Examples are "
+        "run one at a time, which is exact but slow. Give the function activations only to run them in batches.",
+        name,
     )
 
 

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from saltflat.core.contribution import PerExample
 from saltflat.core.sampling import Indices, Units, physical
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
+from saltflat.gradients.tape import OwnFunction
 from saltflat.gradients.width import Narrowed, is_narrow
 from saltflat.settings import is_whole
 from saltflat.tree import Tree, add, called, dense, has_shards, map_tree, mul, size, zeros_like
@@ -141,7 +142,7 @@ class Public:
         """The means over minibatches of one size, as the gradients of units that have so many views each."""
         try:
             stacks = self.contribution.group_means(point, self.units.take(np.concatenate(drawn)), len(drawn))
-        except Narrowed:  # plain automatic differentiation does what a tape of float32 cannot
+        except (Narrowed, OwnFunction):  # plain automatic differentiation does what a tape cannot
             yield from (self._mean(point, which) for which in drawn)
             return
         self._check_finite(stacks)

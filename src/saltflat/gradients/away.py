@@ -129,6 +129,11 @@ class _Fetching(TorchFunctionMode):
         return result
 
 
+def is_fetching(mode: TorchFunctionMode) -> bool:
+    """Whether a mode is that of `Away.near`."""
+    return isinstance(mode, _Fetching)
+
+
 def _put(item: Any, wholes: dict[int, Tensor]) -> Any:
     """The same arguments with whole weights."""
     if isinstance(item, Tensor):

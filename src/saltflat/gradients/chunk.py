@@ -14,12 +14,23 @@ import torch
 from torch import Tensor
 
 from saltflat.errors import ModelError
-from saltflat.gradients import attention, bare, conv, einsum, entropy, linear, norm, pooling, recurrent  # noqa: F401  (they register rules)
+from saltflat.gradients import (  # noqa: F401  (they register rules)
+    attention,
+    bare,
+    conv,
+    einsum,
+    entropy,
+    linear,
+    norm,
+    pooling,
+    recompute,
+    recurrent,
+)
 from saltflat.gradients.away import Away
-from saltflat.gradients.parts import Dense, Gathered, Part, combined, squares, together
+from saltflat.gradients.parts import Dense, Gathered, Part, combined, precise, squares, together
 from saltflat.gradients.standardised import Standardisation, Standardised
-from saltflat.gradients.tape import ReadsValues, Tape, Weight
-from saltflat.tree import Tree, cut, is_sharded, wide
+from saltflat.gradients.tape import OwnFunction, ReadsValues, Tape, Weight
+from saltflat.tree import Tree, cut, dense, is_sharded, wide
 
 LossesAt = Callable[[Tree], Tensor]  # a point in weight space -> the loss of every row
 Use = tuple[LossesAt, Tree, float]  # rows, the point that they are taken at, and its weight
@@ -144,14 +155,42 @@ def kept(
 def _gather(use: Use, tape: Tape, away: Away | None) -> None:
     """One pass, forward and back; when this returns, nothing is left of it but what was found."""
     losses_at, point, weight = use
+    try:
+        with torch.enable_grad():
+            with tape, away.near(tape) if away else nullcontext():
+                losses = checked_losses(losses_at(point), tape.rows)
+            if tape.reads_values and tape.rows > tape.views:
+                raise ReadsValues
+            if losses.requires_grad:
+                (losses * (weight / tape.views)).sum().backward()
+        resolve(tape)  # it may ask once more for what a checkpointed function made
+    except OwnFunction as function:
+        if tape.rows > tape.views:
+            raise
+        if away is not None:
+            raise ModelError(
+                f"the custom function {function} takes a trained parameter, and the weights are sharded; hand it "
+                "activations only, or train without sharding"
+            ) from None
+        _gather_plainly(use, tape)
+    finally:
+        for segment in tape.segments:
+            segment.clear()
+
+
+def _gather_plainly(use: Use, tape: Tape) -> None:
+    """The gradient of one unit alone, by plain automatic differentiation: that of anything, and slow."""
+    losses_at, point, weight = use
+    leaves = {name: leaf.detach().requires_grad_() for name, leaf in point.items()}
     with torch.enable_grad():
-        with tape, away.near(tape) if away else nullcontext():
-            losses = checked_losses(losses_at(point), tape.rows)
-        if tape.reads_values and tape.rows > tape.views:
-            raise ReadsValues
-        if losses.requires_grad:
-            (losses * (weight / tape.views)).sum().backward()
-    resolve(tape)
+        losses = checked_losses(losses_at(leaves), tape.rows)
+        if not losses.requires_grad:
+            return
+        total = (losses * (weight / tape.views)).sum()
+        grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    for name, grad in zip(leaves, grads, strict=True):
+        if grad is not None:
+            tape.keep(Dense(name, precise(dense(grad)).unsqueeze(0)))
 
 
 def checked_losses(losses: Tensor, rows: int) -> Tensor:

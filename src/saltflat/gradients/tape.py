@@ -21,8 +21,9 @@ called twice, tied, sliced or followed by an in-place activation; and the model 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any
+import weakref
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ from saltflat.gradients.width import check_width
 from saltflat.tree import Tree
 
 Rule = Callable[..., Any]
+Keep = Callable[[Tensor], Iterable[Part]]  # the gradient at an output -> parts
 RULES: dict[Any, Rule] = {}  # a weight meets data; under None, the rule for every other function
 DERIVATIONS: dict[Any, Rule] = {}  # weights alone
 DATA_ALONE: dict[Any, Rule] = {}  # no weight at all: ``run(func, *args, **kwargs)``, the same in less time
@@ -116,6 +118,12 @@ class _Copies(torch.autograd.Function):
         return None, None, None
 
 
+class Numbers(Protocol):
+    """A run of a checkpointed function (`recompute.py`), which gives a number to each ``keep``."""
+
+    def numbered(self, keep: Keep) -> Keep: ...
+
+
 class Weight:
     """A tensor that depends on parameters only: its name on the tape, and how it came about.
 
@@ -180,6 +188,23 @@ VALUE_READS = {
 TRUSTED_PACKAGES = ("torch", "transformers", "timm", "peft", "accelerate", "saltflat")
 
 
+class OwnFunction(Exception):
+    """A custom `torch.autograd.Function` takes a weight, and only its own backward knows the weight's gradient."""
+
+
+def own_function_of(weights: Collection[int]) -> str:
+    """The custom function that is running and was given one of these tensors (by id); "" if there is none."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _APPLY and any(id(t) in weights for t in tensors_in(frame.f_locals.get("args"))):
+            return str(frame.f_locals["cls"].__name__)
+        frame = frame.f_back
+    return ""
+
+
+_APPLY = torch.autograd.Function.apply.__func__.__code__  # type: ignore[attr-defined]
+
+
 def is_called_by_user() -> bool:
     """Whether the function that a mode is looking at was called by code outside `TRUSTED_PACKAGES`."""
     frame = sys._getframe(1)
@@ -229,12 +254,13 @@ class Tape(TorchFunctionMode):
         self.roots = {name: Weight(name, value) for name, value in weights.items()}
         self._weights = {id(root.value): root for root in self.roots.values()}
         self._shared: dict[int, Tensor] = {id(t): t for t in (*weights.values(), *constants)}
-        self._folded: dict[
-            int, Tensor
-        ] = {}  # held while the model runs: no other tensor takes over an address
-        self._loose: dict[int, Tensor] = {}
+        # Tensors, held while the model runs: no other tensor takes over an address. See `hold_loosely`.
+        self._folded: dict[int, Any] = {}
+        self._loose: dict[int, Any] = {}
         self._lost: set[int] = set()  # those of them that were lost on another axis, not picked
-        self._axes: dict[int, tuple[Tensor, int]] = {}  # data whose rows are on another axis than the first
+        self._axes: dict[int, tuple[Any, int]] = {}  # data whose rows are on another axis than the first
+        self.segment: Numbers | None = None  # the checkpointed function that is running
+        self.segments: list[Any] = []  # all that ran
         some = next(iter(weights.values()))
         self._anchor = torch.zeros((), device=some.device, requires_grad=True)
 
@@ -263,11 +289,14 @@ class Tape(TorchFunctionMode):
             result = self._run_and_watch_writes(func, args, kwargs, tensors)
         else:
             self._refuse_loose(func, tensors)
-            if func in OWN_AXES:
-                self._check_own_axis(func, args)
-            elif self._axes and any(id(t) in self._axes for t in tensors):
-                return self._run_in_front(func, args, kwargs, tensors)
-            result = RULES.get(func, RULES[None])(self, func, *args, **kwargs)
+            if not torch.is_grad_enabled():
+                result = self._run_without_gradients(func, args, kwargs, tensors)
+            else:
+                if func in OWN_AXES:
+                    self._check_own_axis(func, args)
+                elif self._axes and any(id(t) in self._axes for t in tensors):
+                    return self._run_in_front(func, args, kwargs, tensors)
+                result = RULES.get(func, RULES[None])(self, func, *args, **kwargs)
         if self.rows > self.views:  # of one unit alone everything is its own
             self._follow(func, args, kwargs, tensors, result)
         return result
@@ -283,6 +312,32 @@ class Tape(TorchFunctionMode):
         self._shared.pop(id(whole), None)
         if (root := self._weights.pop(id(whole), None)) is not None:
             root.value = leaf
+
+    def known(self) -> dict[str, dict[int, Any]]:
+        """What is known of tensors now, for `know` at a second run; they are held by the answer."""
+        live = lambda table: {key: t for key, held in table.items() if (t := _held(held)) is not None}
+        axes = {key: (t, axis) for key, (held, axis) in self._axes.items() if (t := _held(held)) is not None}
+        lost = dict.fromkeys(self._lost)
+        return {"folded": live(self._folded), "loose": live(self._loose), "lost": lost, "axes": axes}
+
+    def know(self, known: dict[str, dict[int, Any]]) -> None:
+        """Take over what was `known`."""
+        self._folded.update(known["folded"])
+        self._loose.update(known["loose"])
+        self._lost.update(known["lost"])
+        self._axes.update(known["axes"])
+
+    def hold_loosely(self, before: dict[str, dict[int, Any]]) -> None:
+        """Hold what came after ``before`` only as long as others do: a checkpointed function's tensors shall go."""
+        loosely = lambda table, key, held: weakref.ref(held, lambda _: table.pop(key, None))
+        for table, then in ((self._folded, before["folded"]), (self._loose, before["loose"])):
+            for key in table.keys() - then.keys():
+                if isinstance(table[key], Tensor):
+                    table[key] = loosely(table, key, table[key])
+        for key in self._axes.keys() - before["axes"].keys():
+            held, axis = self._axes[key]
+            if isinstance(held, Tensor):
+                self._axes[key] = (loosely(self._axes, key, held), axis)
 
     # What rules use ---------------------------------------------------------------------------------
 
@@ -307,12 +362,14 @@ class Tape(TorchFunctionMode):
         if value.ndim and not self.holds_rows(value):
             self._refuse_axis(func, value)
 
-    def watch(self, output: Tensor, keep: Callable[[Tensor], Iterable[Part]]) -> Tensor:
+    def watch(self, output: Tensor, keep: Keep) -> Tensor:
         """Call ``keep`` with the gradient at ``output`` when it is known, and store the parts it returns."""
         if not output.requires_grad:
             output = _Lift.apply(output, self._anchor)
         elif output._is_view():
             output = _NoView.apply(output)
+        if self.segment is not None:
+            keep = self.segment.numbered(keep)
         output.register_hook(lambda grad: self._store(keep(grad.detach())))
         return output
 
@@ -557,11 +614,36 @@ class Tape(TorchFunctionMode):
     def _derive(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         if not any(id(t) in self._weights for t in tensors):
             return self._remember(func(*args, **kwargs))
+        if not torch.is_grad_enabled():
+            self._raise_own_function()
+            with torch.enable_grad():  # in which a weight cannot be written into
+                made = func(*self.traced(args), **self.traced(kwargs))
+            return self._remember(torch.utils._pytree.tree_map_only(Tensor, Tensor.detach, made))
         if func in DERIVATIONS:
             return DERIVATIONS[func](self, func, *args, **kwargs)
         with torch.enable_grad():
             result = func(*self.traced(args), **self.traced(kwargs))
         return self._release(result)
+
+    def _run_without_gradients(
+        self, func: Any, args: Any, kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        """A weight meets data under `torch.no_grad`, or in a custom function, which alone knows what to do about it."""
+        self._raise_own_function()
+        weights = [(t, t._version) for t in tensors if id(t) in self._weights]
+        result = func(*args, **kwargs)
+        for weight, version in weights:
+            if weight._version != version:
+                raise ModelError(
+                    f"{getattr(func, '__name__', func)} writes data into parameter "
+                    f"{self._weights[id(weight)].name!r}, which would be released without noise; change weights in the "
+                    "optimizer only"
+                )
+        return result
+
+    def _raise_own_function(self) -> None:
+        if name := own_function_of(self._weights):
+            raise OwnFunction(name)
 
     def _release(self, item: Any) -> Any:
         """Traced tensors -> values that the model may go on with."""
@@ -575,6 +657,10 @@ class Tape(TorchFunctionMode):
         for tensor in tensors_in(item):
             self._shared[id(tensor)] = tensor
         return item
+
+
+def _held(held: Any) -> Tensor | None:
+    return held() if isinstance(held, weakref.ref) else held
 
 
 PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device})
