@@ -198,10 +198,19 @@ class TestViTWithLoRA:
         with pytest.raises(SettingError, match="all-linear"):
             finetune.lora(nn.Sequential(nn.Linear(2, 2)))
 
-    def test_activation_checkpointing_is_refused_with_its_reason(self, vit: nn.Module) -> None:
-        vit.gradient_checkpointing_enable()
-        with pytest.raises(ModelError, match="activation checkpointing"):
-            moved(finetune.only(vit.train(), "vit"), seen, data((3, 16, 16)))
+    @pytest.mark.parametrize("reentrant", [False, True])
+    def test_activation_checkpointing_changes_no_gradient(self, vit: nn.Module, reentrant: bool) -> None:
+        model = finetune.only(vit.train(), "vit").double()
+        contribution = sf.per_example(model, seen).still()
+        point = {name: leaf.detach() for name, leaf in model.named_parameters() if leaf.requires_grad}
+        images, labels = data((3, 16, 16))
+        rows = images[:4].double(), labels[:4]
+        plain = contribution([point], [1.0], rows).weighted_sum(torch.ones(4).double())
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        again = contribution([point], [1.0], rows).weighted_sum(torch.ones(4).double())
+        for name, leaf in plain.items():
+            torch.testing.assert_close(again[name], leaf, rtol=1e-9, atol=1e-12)
+        moved(model.float(), seen, data((3, 16, 16)))
 
     def test_a_compiled_model_is_refused_with_its_reason(self, vit: nn.Module) -> None:
         with pytest.raises(ModelError, match="compiled"):

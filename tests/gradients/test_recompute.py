@@ -192,6 +192,49 @@ def test_checkpointed_sequences_and_selected_operations() -> None:
     assert worst_error(kept(model, [point], x, y), expected, point) < 1e-9
 
 
+def language_models() -> dict[str, Callable[[Any], nn.Module]]:
+    some = {"vocab_size": WORDS, "bos_token_id": 1, "eos_token_id": 2}
+    return {
+        "GPT-2": lambda hf: hf.GPT2LMHeadModel(
+            hf.GPT2Config(n_layer=2, n_head=2, n_embd=8, n_positions=8, **some)
+        ),
+        "T5": lambda hf: hf.T5ForConditionalGeneration(
+            hf.T5Config(
+                d_model=8,
+                d_kv=4,
+                d_ff=16,
+                num_layers=2,
+                num_heads=2,
+                decoder_start_token_id=0,
+                vocab_size=WORDS,
+            )
+        ),
+    }
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["GPT-2", "T5"])
+def test_gradient_checkpointing_enable(name: str, reentrant: bool) -> None:
+    """Hugging Face's switch; T5's first layer returns a learned bias, which the layers after it use."""
+    hf = pytest.importorskip("transformers", reason="transformers is not installed")
+    torch.manual_seed(0)
+    model = language_models()[name](hf).double().train()
+    words = torch.randint(WORDS, (3, 5), generator=torch.Generator().manual_seed(1))
+
+    def loss(predict: Run, batch: Tensor) -> Tensor:
+        more = {"decoder_input_ids": batch} if name == "T5" else {}
+        return per_example_loss(predict(input_ids=batch, **more).logits, batch)
+
+    contribution = sf.per_example(model, loss).still()
+    point = trained(model)
+    plain = contribution([point], [1.0], words)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    again = contribution([point], [1.0], words)
+    torch.testing.assert_close(again.norms(), plain.norms(), rtol=1e-9, atol=0)
+    sums = [flat(each.weighted_sum(torch.ones(3).double())) for each in (plain, again)]
+    torch.testing.assert_close(*sums, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("run", [REENTRANT, NOT], ids=["reentrant", "not"])
 def test_draws_are_the_same_when_it_runs_again(run: Run) -> None:
     """Dropout in and after the checkpointed function; the stream outside goes on as if it had run once."""

@@ -2261,6 +2261,24 @@ LOOKED = (
 CLIPPING, FRAMES = "clipping.py", "frames.py"
 OWN_PARTS = (
     mutant(
+        "a-function-of-a-weight-in-a-batch",
+        "a custom function that takes a weight is asked about several units at once, whose sum is clipped as one",
+        "gradients/test_own_functions.py::test_a_function_of_a_weight_is_never_asked_about_several_units",
+        ("gradients/chunk.py", "        if tape.rows > tape.views:\n            raise\n", ""),
+    ),
+    mutant(
+        "data-in-a-weight",
+        "data that forward writes into a weight under no_grad stays there",
+        HOSTILE + "test_data_written_into_a_weight",
+        (TAPE, "            if weight._version != version:\n", "            if False:\n"),
+    ),
+    mutant(
+        "bags-of-two-units",
+        "a bag by offsets may hold words of the unit before it",
+        "gradients/test_layer_rules.py::TestRefusals::test_a_bag_with_words_of_two_rows",
+        ("gradients/linear.py", "        fits = bool((local[:, 0] == 0).all() and ", "        fits = bool("),
+    ),
+    mutant(
         "a-rule-is-believed",
         "a clipping rule of somebody's own is believed, whatever it does",
         HOSTILE + "test_a_clipping_rule_of_ones_own[Unclipped]",

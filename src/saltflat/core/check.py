@@ -329,8 +329,8 @@ def _check_gradients(trial: Trial) -> None:
     if gap > trial.tolerance:
         raise ModelError(
             f"parameter {name!r}: its per-example gradient does not match plain automatic differentiation: a "
-            "custom function whose backward mixes examples or is not linear, or a weight that is changed in place; take "
-            "it out, or freeze it"
+            "custom function whose backward mixes examples or is not linear, or a weight that is changed in place; "
+            "take it out, or freeze it"
         )
 
 
