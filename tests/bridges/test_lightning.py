@@ -198,10 +198,14 @@ class TestCheckpoints:
         first, runs = module(), trainer(tmp_path, max_steps=4)
         runs.fit(first)
         runs.save_checkpoint(tmp_path / "four.ckpt")
-        again, more = module(), trainer(tmp_path)
-        more.fit(again, ckpt_path=str(tmp_path / "four.ckpt"))
-        assert again.private.done == more.global_step == 6
-        assert again.private.statement.epsilon >= again.private.plan.epsilon(1e-3)
+        target = first.private.plan.epsilon(1e-3)
+        for given, steps in (({"lost": 0}, 6), ({"lost": 1}, 5), ({}, 4), ({"allow_more": True}, 6)):
+            again, more = module(privacy=PRIVACY | given), trainer(tmp_path)
+            more.fit(again, ckpt_path=str(tmp_path / "four.ckpt"))
+            assert again.private.done == more.global_step == steps
+            assert again.private.finished
+            assert (again.private.statement.epsilon > target) == ("allow_more" in given)
+            assert (again.private.epsilon() > target) == ("allow_more" in given)
 
     def test_a_checkpoint_of_a_plain_module(self, tmp_path: Path) -> None:
         mine, runs = module(), trainer(tmp_path, max_steps=2)

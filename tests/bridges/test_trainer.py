@@ -275,10 +275,40 @@ class TestCheckpoints:
         first = trainer(tmp_path, args=args, callbacks=[Stops()])
         first.train()
         assert first.private.done == 4
-        again = trainer(tmp_path, args=args)
-        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        target, four = first.private.plan.epsilon(1e-3), str(tmp_path / "checkpoint-4")
+        again = trainer(tmp_path, args=args, privacy=PRIVACY | {"lost": 0})
+        again.train(resume_from_checkpoint=four)
         assert again.private.done == again.state.global_step == 6
-        assert again.private.statement.epsilon >= again.private.plan.epsilon(1e-3)
+        assert again.private.statement.epsilon == target
+        more = trainer(tmp_path, args=args, privacy=PRIVACY | {"allow_more": True})
+        more.train(resume_from_checkpoint=four)
+        assert more.private.done == more.state.global_step == 6
+        assert more.private.statement.epsilon > target
+        assert any("is above the" in each for each in more.private.statement.warnings)
+
+    @pytest.mark.parametrize(("lost", "steps"), [(1, 5), (2, 4), (None, 4)])
+    def test_lost_steps_shorten_it(self, tmp_path: Path, lost: int | None, steps: int) -> None:
+        args = arguments(tmp_path, save_strategy="steps", save_steps=4)
+        first = trainer(tmp_path, args=args)
+        first.train()
+        again = trainer(tmp_path, args=args, privacy=PRIVACY | ({} if lost is None else {"lost": lost}))
+        with pytest.warns(UserWarning, match="planned steps were left out"):
+            again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+        assert again.private.finished
+        assert again.private.done == again.state.global_step == steps
+        assert again.private.epsilon() <= again.private.statement.epsilon == first.private.statement.epsilon
+
+    def test_a_ledger_knows_what_was_lost(self, tmp_path: Path) -> None:
+        args = arguments(tmp_path, save_strategy="steps", save_steps=4)
+        with sf.privacy.Ledger.open(tmp_path / "l", dataset="rows") as book:
+            for number, steps in enumerate([6, 4]):  # all six are on record, and the last two are lost
+                run = book.run("one", block=1)
+                mine = trainer(
+                    tmp_path, args=args, privacy=PRIVACY | {"safeguards": sf.Safeguards(meter=run)}
+                )
+                mine.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4") if number else None)
+                assert mine.state.global_step == steps
+                assert run.epsilon(1e-3) <= mine.private.statement.epsilon <= 8
 
     def test_a_checkpoint_of_a_plain_trainer(self, tmp_path: Path) -> None:
         plain = hf.Trainer(

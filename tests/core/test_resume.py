@@ -172,7 +172,8 @@ def test_private_runs_draw_fresh_noise_and_fresh_samples(
     assert load(tmp_path / "kept").meta["sampler"] is None
     for copy in ("a", "b"):
         shutil.copytree(tmp_path / "kept", tmp_path / copy)
-        ends.append(flat(run(plan(), tmp_path / copy, noise=SecureNoise())))
+        more = Checkpoints(tmp_path / copy, every=1, allow_more=True)  # no ledger knows what was lost
+        ends.append(flat(run(plan(), tmp_path / copy, noise=SecureNoise(), checkpoints=more)))
     assert not torch.equal(*ends)
     assert len({tuple(numbers) for numbers in drawn}) == len(drawn) == 3 + 3 + 3
 
@@ -250,8 +251,29 @@ class TestLedger:
             self.go(tmp_path, crash=3, checkpoints=Checkpoints(tmp_path / "kept", every=2))
         assert read(tmp_path / "a.ledger").steps() == {self.COST: 4}
         assert load(tmp_path / "kept").meta["step"] == 2
-        self.go(tmp_path)
+        self.go(tmp_path, checkpoints=Checkpoints(tmp_path / "kept", every=2, allow_more=True))
         assert read(tmp_path / "a.ledger").steps() == {self.COST: 4 + 4}
+        assert load(tmp_path / "kept").meta["step"] == 6
+
+    def test_as_many_steps_as_were_lost_are_left_out(self, tmp_path: Path) -> None:
+        with pytest.raises(Crash):
+            self.go(tmp_path, crash=3, checkpoints=Checkpoints(tmp_path / "kept", every=2))
+        with pytest.warns(UserWarning, match=r"^2 of 6 planned steps were left out: .* stay charged"):
+            self.go(tmp_path)
+        assert read(tmp_path / "a.ledger").steps() == {self.COST: 6}
+        assert load(tmp_path / "kept").meta["step"] == 4  # two were lost after the second one
+        with pytest.warns(UserWarning, match="2 of 6"):
+            self.go(tmp_path)  # it is over, and stays so
+        assert read(tmp_path / "a.ledger").steps() == {self.COST: 6}
+
+    def test_without_a_record_all_that_was_left_counts_as_taken(self, tmp_path: Path) -> None:
+        private = {"noise": SecureNoise(), "sampling": SecureSampling()}
+        with pytest.raises(Crash):
+            run(self.PLAN, tmp_path, crash=2, **private)
+        seen: list[Any] = []
+        with pytest.warns(UserWarning, match="4 of 6 planned steps were left out: no record says"):
+            run(self.PLAN, tmp_path, watch=seen.append, **private)
+        assert not seen
 
     def test_an_older_copy_of_the_ledger_is_refused(self, tmp_path: Path) -> None:
         files = [tmp_path / "a.ledger", tmp_path / "a.ledger.head"]
@@ -293,12 +315,13 @@ class TestLedger:
         with pytest.raises(LedgerError, match=r"was charged to the run '(one|0123456789abcdef)'") as caught:
             self.go(tmp_path, name="two")
         assert "\n" not in str(caught.value)
-        self.go(tmp_path, name="one" if identity is None else "two", identity=identity)
-        assert read(tmp_path / "a.ledger").steps() == {self.COST: 7}
+        with pytest.warns(UserWarning, match="1 of 6"):  # the crash fell before its step was kept
+            self.go(tmp_path, name="one" if identity is None else "two", identity=identity)
+        assert read(tmp_path / "a.ledger").steps() == {self.COST: 6}
 
     def test_the_budget_ends_a_run_and_what_it_has_is_kept(self, tmp_path: Path) -> None:
         budget = Budget(epsilon=plan(phase(steps=7, noise_multiplier=4.0)).epsilon(1e-5), delta=1e-5)
-        lazy = {"checkpoints": Checkpoints(tmp_path / "kept", every=100)}
+        lazy = {"checkpoints": Checkpoints(tmp_path / "kept", every=100, allow_more=True)}
         with pytest.raises(Crash):
             self.go(tmp_path, budget=budget, crash=4, **lazy)
         model = network()

@@ -35,7 +35,7 @@ def stopped(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def charged(*_: Any, safeguards: Any, running: Any) -> None:
+def charged(*_: Any, safeguards: Any, **__: Any) -> None:
     safeguards.meter.step(*COST)
     raise ModelError("after the first charge")
 
@@ -46,7 +46,7 @@ def attempt(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def call(folder: Folder, how: Any, error: type[BaseException] = ModelError, **settings: Any) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(room, "train", how)
+            patch.setattr(room, "trained", how)
             with pytest.raises(error):
                 execute(RECIPE, PLAN, digits(), folder, **settings)
 

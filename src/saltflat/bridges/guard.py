@@ -16,6 +16,10 @@ from saltflat.privacy.limits import rounded_up
 
 NEEDED = "privacy is not attached: give privacy={...}, such as privacy={'epsilon': 3}, with settings of make_private"
 OWN = ("model", "loss", "data", "optimizer")
+RESUMING = (
+    "lost",
+    "allow_more",
+)  # settings of `PrivateLoop.load_state_dict`, for a run that goes on from a checkpoint
 AT_ONCE = 1 << 20  # numbers of a parameter that are looked at together
 
 
@@ -30,6 +34,11 @@ def checked(privacy: object) -> dict[str, Any]:
             "private=False is a baseline, and this trains with privacy: use the plain class for it"
         )
     return dict(privacy)
+
+
+def resuming(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take what is for `PrivateLoop.load_state_dict` out of the settings; the others are for `make_private`."""
+    return {name: settings.pop(name) for name in RESUMING if name in settings}
 
 
 class Guard:

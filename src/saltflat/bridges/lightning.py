@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from saltflat.bridges.guard import Guard, Tickets, checked, loop_of
+from saltflat.bridges.guard import Guard, Tickets, checked, loop_of, resuming
 from saltflat.errors import DataError, PrivacyError, SettingError
 
 if TYPE_CHECKING:
@@ -53,10 +53,11 @@ class EachBatch(Callback):
 class PrivateSteps(LightningModule):
     """A ``LightningModule`` whose every step goes through the private step, and that raises if one does not.
 
-    ``model``, ``loss`` and ``data`` are those of `make_private`, ``privacy`` its settings: epsilon, batch_size,
-    epochs and so on. ``optimizer`` makes one of parameters; or override ``configure_optimizers``, which may give
-    a scheduler too. Call ``trainer.fit(module)`` without a loader for training; ``validation_step`` is yours to
-    add, on public rows. The run ends with the plan, or with the trainer's own limits if they come first.
+    ``model``, ``loss`` and ``data`` are those of `make_private`, ``privacy`` its settings: epsilon, batch_size, epochs
+    and so on, and ``lost`` and ``allow_more`` of `PrivateLoop.load_state_dict` for one that goes on from a checkpoint.
+    ``optimizer`` makes one of parameters; or override ``configure_optimizers``, which may give a scheduler too. Call
+    ``trainer.fit(module)`` without a loader for training; ``validation_step`` is yours to add, on public rows. The run
+    ends with the plan, or with the trainer's own limits if they come first.
 
     *Guarantee*: as `make_private`.
     """
@@ -77,6 +78,7 @@ class PrivateSteps(LightningModule):
         self.model = model
         self.guard: Guard | None = None
         self._given, self._settings, self._optimizer = (loss, data), checked(privacy), optimizer
+        self._resuming = resuming(self._settings)
         self._kept: dict[str, Any] | None = None
 
     @property
@@ -123,7 +125,7 @@ class PrivateSteps(LightningModule):
         make = loop_of(self.model, *self._given, self._settings)
         self.guard = Guard(self.model, optimizers[0], make)
         if self._kept is not None:
-            self.guard.loop.load_state_dict(self._kept)
+            self.guard.loop.load_state_dict(self._kept, **self._resuming)
 
     def training_step(self, batch: Any, number: int) -> None:
         """One private step; then schedulers that go by steps."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from saltflat.bridges.guard import Guard, Tickets, checked, loop_of
+from saltflat.bridges.guard import Guard, Tickets, checked, loop_of, resuming
 from saltflat.core.sampling import DatasetUnits
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.front.given import Settings
@@ -78,14 +78,21 @@ class EachStep(TrainerCallback):
         self.trainer._begin()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        if self.trainer.idle:  # no step was left to be taken, and the trainer has counted one
+            state.global_step -= 1
         self.trainer.guard.check(state.global_step)
+        if (
+            self.trainer.guard.loop.finished
+        ):  # before the planned number, if steps were lost in an interruption
+            control.should_training_stop = True
 
 
 class PrivateSteps(Trainer):
     """A ``Trainer`` whose every step goes through the private step, and that raises if one does not.
 
     ``train_dataset`` is the private data, one item one unit. ``privacy`` has settings of `make_private`, such as
-    epsilon, method, clip_norm and running; batch size and epochs are those of ``args``. ``loss`` is
+    epsilon, method, clip_norm and running, and ``lost`` and ``allow_more`` of `PrivateLoop.load_state_dict` for a run
+    that goes on from a checkpoint; batch size and epochs are those of ``args``. ``loss`` is
     ``loss(predict, batch)`` with one number for each row; it may be left out for classification and causal
     language models. Everything else is as ever: ``eval_dataset`` must be public.
 
@@ -97,6 +104,8 @@ class PrivateSteps(Trainer):
 
     def __init__(self, *given: Any, privacy: Any = None, loss: Any = None, **named: Any) -> None:
         self._settings, self._loss = checked(privacy), loss
+        self._resuming = resuming(self._settings)
+        self.idle = False
         self.guard: Guard | None = None
         self._kept: dict[str, Any] | None = None
         if named.get("compute_loss_func") is not None:
@@ -133,7 +142,7 @@ class PrivateSteps(Trainer):
         self.model.train()
         self.guard = Guard(self.model, self.optimizer, loop_of(self.model, loss, data, self._settings))
         if self._kept is not None:
-            self.guard.loop.load_state_dict(self._kept)
+            self.guard.loop.load_state_dict(self._kept, **self._resuming)
         self.guard.check(self.state.global_step)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -143,7 +152,9 @@ class PrivateSteps(Trainer):
                 "a batch came in that the private loop did not draw: leave get_train_dataloader alone"
             )
         self.model.train()
-        self.guard.step()
+        self.idle = self.guard.loop.finished
+        if not self.idle:
+            self.guard.step()
         return torch.zeros((), device=self.args.device)
 
     def log(self, logs: dict[str, float], *others: Any, **named: Any) -> None:

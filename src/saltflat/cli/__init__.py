@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -118,7 +122,7 @@ def main() -> None:
     `torchrun` started work together: the first one prints, and one of them says what went wrong.
     """
     try:
-        with together():
+        with together(), _warnings_in_one_line():
             try:
                 app()
             finally:
@@ -134,6 +138,25 @@ def main() -> None:
         _leave("nobody reads the output any more; nothing was lost", 2)
     except OSError as error:
         _leave(f"cannot go on ({error.strerror or error}); free the disk or the folder and run again", 2)
+
+
+@contextmanager
+def _warnings_in_one_line() -> Iterator[None]:
+    """Warnings of saltflat look like its errors; those of other packages stay as they are."""
+    own = str(Path(__file__).parents[1])
+    with warnings.catch_warnings():
+        before = warnings.showwarning
+
+        def show(
+            message: Warning | str, category: type[Warning], filename: str, *place: Any, **named: Any
+        ) -> None:
+            if filename.startswith(own):
+                print(f"saltflat: warning: {' '.join(str(message).split())}", file=sys.stderr)
+            else:
+                before(message, category, filename, *place, **named)
+
+        warnings.showwarning = show
+        yield
 
 
 def _leave(why: object, code: int) -> NoReturn:

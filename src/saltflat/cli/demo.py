@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shlex
 import shutil
 import signal
@@ -164,6 +163,8 @@ def _recipe(method: Any, epsilon: float, delta: float) -> Recipe:
 @contextmanager
 def _room(out: Path, *, resume: bool) -> Iterator[None]:
     """The folder, for this demo alone, cleared of the demo before; what anyone else put there stays."""
+    from saltflat.privacy.record import durable
+
     if out.exists() and not out.is_dir():
         raise SettingError(f"--out {out} is a file; give a folder")
     if out.exists() and any(out.iterdir()) and not (out / NOTE).exists():
@@ -171,7 +172,7 @@ def _room(out: Path, *, resume: bool) -> Iterator[None]:
     out.mkdir(parents=True, exist_ok=True)
     with (out / NOTE).open("a+") as note:
         try:
-            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            durable.lock(note.fileno(), out / NOTE)
         except BlockingIOError:
             raise SettingError(f"a demo is running in {out}; wait for it, or give another --out") from None
         note.truncate(0)

@@ -13,6 +13,7 @@ from typing import Any
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.clipping import LARGEST, SMALLEST, Clip, as_clip
+from saltflat.core.allowance import Allowance
 from saltflat.core.draw import Draw, Poisson, WithoutReplacement
 from saltflat.door import (
     AnyMethod,
@@ -237,6 +238,14 @@ class Plan:
             total.update({self.cost(noise): count for noise, count in phase.noises().items()})
         return total
 
+    def covers(self, charged: Mapping[Cost, int]) -> bool:
+        """Whether what is planned costs at least as much as the ``charged`` steps (see `Allowance`)."""
+        return Allowance(self.by_cost(), charged).covers
+
+    def costs_at(self, phase: int, within: int) -> tuple[Cost, ...]:
+        """What the samples cost of the step that follows ``within`` others in this phase."""
+        return tuple(self.cost(noise) for noise in self.phases[phase].noise_at(within))
+
     def event_on_record(self, charged: Mapping[Cost, int]) -> DpEvent:
         """The plan's cost, and that of every step on record beyond it: steps that ran again after a crash.
 
@@ -245,6 +254,8 @@ class Plan:
         *Guarantee*: at least the cost of what is planned, and at least the cost of what was charged. If results decide
         when the noise changes, steps beyond the planned number count as the dearest ones (see `most`).
         """
+        if self.covers(charged):
+            return self.event()
         if self.data_driven:
             total = most(self.by_cost(), charged)
             return ChosenDpEvent(compose(*(event_of(cost, n) for cost, n in total.items())))

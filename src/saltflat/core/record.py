@@ -41,6 +41,17 @@ def check_draws(plan: Plan, contribution: object) -> None:
         )
 
 
+def check_size(plan: Plan, count: int) -> None:
+    """Refuse more units than the plan declares: `WithoutReplacement` would never draw the rest.
+
+    How many there are is not said: the declared number is public, and theirs is not.
+    """
+    if count > plan.size:
+        raise SettingError(
+            f"the data holds more than the {plan.size} units that the plan declares; set its size to a public bound"
+        )
+
+
 def check_record(plan: Plan, unit: str, safeguards: Safeguards) -> None:
     """Refuse to charge a ledger's run that says something else than what is about to run; no step is taken before.
 

@@ -22,6 +22,7 @@ from saltflat.core.step import Position
 from saltflat.errors import DataError, LedgerError, SettingError
 from saltflat.privacy.record import checkpoint
 from saltflat.privacy.record.checkpoint import Checkpoint
+from saltflat.privacy.record.costs import Cost
 from saltflat.settings import is_positive, is_whole
 from saltflat.tree import Tree, cut
 
@@ -36,18 +37,35 @@ class Recorded(Protocol):
     def expect(self, head: str) -> None: ...
 
 
+@runtime_checkable
+class Planned(Protocol):
+    """A meter that reserves steps ahead, and no more of them than are planned: a ledger's run."""
+
+    def limit(self, planned: Mapping[Cost, int]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Checkpoints:
-    """Keep the run in ``folder`` every so many steps, and go on from there if it holds a checkpoint."""
+    """Keep the run in ``folder`` every so many steps, and go on from there if it holds a checkpoint.
+
+    Args:
+        folder: Where checkpoints are written and looked for.
+        every: A checkpoint is written after so many steps; what ran after the last one is lost in a crash.
+        allow_more: Let a run that goes on take all its planned steps, although lost ones were charged for good: epsilon
+            then passes what was planned, and the statement says by how much. False drops as many steps as were lost.
+    """
 
     folder: str | os.PathLike[str]
     every: int = 100
+    allow_more: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.folder, str | os.PathLike):
             raise SettingError(f"folder is a path; got {self.folder!r}")
         if not is_whole(self.every):
             raise SettingError(f"every is a whole number of steps, at least 1; got {self.every!r}")
+        if not isinstance(self.allow_more, bool):
+            raise SettingError(f"allow_more is True or False; got {self.allow_more!r}")
 
 
 def packed(plan: Plan, at: Position) -> tuple[dict[str, Tree], dict[str, Any]]:
@@ -77,6 +95,7 @@ def save(
         "step": at.step,
         "phase": at.phase,
         "within": at.within,
+        "dropped": at.dropped,
         "shapes": shapes,
         "head": meter.head if isinstance(meter, Recorded) else None,
         "run": getattr(meter, "account", None),
@@ -114,7 +133,10 @@ def position(found: Checkpoint, plan: Plan, params: Tree) -> Position:
         part: unpack(owner, dict(found.trees[part]), meta["shapes"][part], params)
         for part, owner in _owners(plan, meta["phase"]).items()
     }
-    return Position(meta["step"], params, **parts, phase=meta["phase"], within=meta["within"])
+    dropped = meta.get("dropped", 0)  # which checkpoints of older versions do not say
+    return Position(
+        meta["step"], params, **parts, phase=meta["phase"], within=meta["within"], dropped=dropped
+    )
 
 
 _SAME_NOISE = 1e-8  # of the noise: what processors make of one calibration differs by much less
@@ -126,7 +148,7 @@ def as_begun(kept: Checkpoints, plan: Plan) -> Plan:
     A calibration ends a few digits apart on another machine; a run that goes on there goes on as it began, and its
     steps are those that its ledger knows. Any other plan is left as it is, for `load` to refuse.
     """
-    found = checkpoint.load(kept.folder)
+    found = checkpoint.load(kept.folder, warn=False)  # `find`, which loads it to go on, warns
     phases = todays(found.meta.get("plan", {})).get("phases", []) if found is not None else []
     noises: list[Any] = [each.get("noise_multiplier") for each in phases if isinstance(each, dict)]
     same = len(noises) == len(plan.phases) and all(

@@ -6,6 +6,7 @@ every part is a function of it; only `charge` leaves a trace, and it stands befo
 
 from __future__ import annotations
 
+import copy
 import math
 import secrets
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from saltflat.core.allowance import Allowance
 from saltflat.core.ask import Ask, Release
 from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.group import Group
@@ -91,7 +93,11 @@ class Safeguards:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a run stands after ``step`` steps, ``within`` of them in ``phase``: the weights, and what is remembered."""
+    """Where a run stands after ``step`` steps of its plan, ``within`` of them in ``phase``.
+
+    It holds the weights, and what method and optimizer remember. ``dropped`` of the ``step`` steps were passed without
+    being taken, since the run was interrupted and their cost had been spent.
+    """
 
     step: int
     params: Tree = field(repr=False)
@@ -100,6 +106,7 @@ class Position:
     mean: Any = field(default=None, repr=False)  # the running mean's: (count, weights)
     phase: int = 0
     within: int = 0
+    dropped: int = 0
     proven: bool = False  # whether a step since this process began was seen to noise and move every parameter
 
     @property
@@ -126,16 +133,59 @@ def next_phase(plan: Plan, at: Position) -> int | None:
     return number if number < len(plan.phases) else None
 
 
-def begin(plan: Plan, at: Position) -> Position | None:
-    """Where the next step begins: here, or at the start of a phase, with empty memories; None at the end of all."""
-    number = next_phase(plan, at)
+def pass_over(plan: Plan, at: Position, allowance: Allowance | None) -> Position:
+    """The position after all steps that may not be taken any more, up to the next one that may or to the end.
+
+    Nothing is passed without an ``allowance``. What method and optimizer remember is left as it is.
+    """
+    while allowance is not None and (number := next_phase(plan, at)) is not None:
+        within = at.within if number == at.phase else 0
+        if allowance.room(plan.costs_at(number, within), 1):
+            break
+        # all steps that are left of a phase cost the same, unless a schedule changes the noise
+        steps = 1 if callable(plan.phases[number].noise_schedule) else plan.through(number) - at.step
+        at = replace(
+            at, phase=number, step=at.step + steps, within=within + steps, dropped=at.dropped + steps
+        )
+    return at
+
+
+def left_out(plan: Plan, at: Position, allowance: Allowance | None) -> int:
+    """How many planned steps are dropped in all, if the run goes on to its end and no phase ends ``until``."""
+    if allowance is None:
+        return at.dropped
+    step, dropped, allowance = at.step, at.dropped, copy.deepcopy(allowance)
+    for number in range(at.phase, len(plan.phases)):
+        end, begun = plan.through(number), plan.through(number) - plan.phases[number].steps
+        while step < end:
+            steps = 1 if callable(plan.phases[number].noise_schedule) else end - step
+            costs = plan.costs_at(number, max(0, step - begun))
+            taken = allowance.room(costs, steps)
+            allowance.take(costs, taken)
+            step, dropped = step + steps, dropped + steps - taken
+    return dropped
+
+
+def is_over(plan: Plan, at: Position, allowance: Allowance | None) -> bool:
+    """Whether no step follows."""
+    return next_phase(plan, pass_over(plan, at, allowance)) is None
+
+
+def begin(plan: Plan, at: Position, allowance: Allowance | None = None) -> Position | None:
+    """Where the next step begins: here, or in another phase, with empty memories; None at the end of all.
+
+    Steps that the ``allowance`` does not cover are passed over and counted as dropped.
+    """
+    passed = pass_over(plan, at, allowance)
+    number = next_phase(plan, passed)
     if number is None:
         return None
+    within = passed.within if number == passed.phase else 0
     if number == at.phase and at.step > 0:
-        return at
+        return passed
     phase = plan.phases[number]
     state, memory = phase.method.init(at.params), phase.optimizer.init(at.params)
-    return replace(at, phase=number, within=0, state=state, memory=memory)
+    return replace(passed, phase=number, within=within, state=state, memory=memory)
 
 
 def draw(plan: Plan, at: Position, count: int, sampling: Sampler) -> Sequence[Indices]:
@@ -208,18 +258,26 @@ def advance(plan: Plan, at: Position, ask: Ask) -> Position:
         params, memory = phase.optimizer.step(at.params, direction, at.memory)
     proven = at.proven or (phase.noise_multiplier > 0 and _proves(ask, at.params, params))
     mean = plan.ema and plan.ema.step(params, at.mean)
-    return Position(at.step + 1, params, state, memory, mean, at.phase, at.within + 1, proven)
+    return Position(at.step + 1, params, state, memory, mean, at.phase, at.within + 1, at.dropped, proven)
 
 
 def look_again(
-    plan: Plan, at: Position, drawn: Sequence[Indices], private: Private, *, spot: Spot, physical: int
+    plan: Plan,
+    at: Position,
+    drawn: Sequence[Indices],
+    private: Private,
+    *,
+    spot: Spot,
+    physical: int,
+    last: bool,
 ) -> None:
     """Let the spot check see a physical batch: of the first step, of the last, now and then, and whenever it asks to.
 
     The first is looked at because the trial before it had few rows: a model may mix in large batches only.
+    ``last`` says that no step follows.
     """
     few = min(physical, plan.expected_units)
-    due = at.step in (1, plan.steps) or at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
+    due = at.step == 1 or last or at.step % math.ceil(LOOK_EVERY * few / plan.expected_units) == 0
     if (due or spot.changed()) and len(drawn[-1]):
         some = drawn[-1][: max(2, int(few))]
         with full_float32():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 
 from saltflat.core.ahead import Ahead
 from saltflat.core.alike import check_sharded
+from saltflat.core.allowance import Allowance
 from saltflat.core.contribution import Contribution, Private, chunks_of
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.public import check_apart
-from saltflat.core.record import check_draws, check_record
-from saltflat.core.resume import Checkpoints, find, packed, position, save
+from saltflat.core.record import check_draws, check_record, check_size
+from saltflat.core.resume import Checkpoints, Planned, find, packed, position, save
 from saltflat.core.sampling import Batch, Indices, Units
 from saltflat.core.shards import kept_whole, settle
 from saltflat.core.step import (
@@ -31,9 +33,10 @@ from saltflat.core.step import (
     begin,
     charge,
     draw,
+    is_over,
     look_again,
-    next_phase,
     open_door,
+    pass_over,
     start,
 )
 from saltflat.core.stop import finish_first
@@ -62,6 +65,7 @@ class Progress:
     model: nn.Module = field(repr=False)
     spent: Spent = field(repr=False)
     delta: float | None = None  # the run's, where it has one
+    is_last: bool = False  # whether no step follows
 
     def epsilon(self, delta: float | None = None) -> float:
         """See `Spent.epsilon`; at the run's own delta unless another is given. It takes the accountant some time."""
@@ -141,6 +145,14 @@ class Spent:
         return epsilon_of(self.steps, delta, self.plan.adjacency)
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: its last position, and ``why`` planned steps were left out, empty if none were."""
+
+    at: Position
+    why: str = ""
+
+
 def trainable(model: nn.Module) -> Tree:
     """The model's trained parameters, by name: copies, so that nothing moves behind the model's back."""
     settle(model)
@@ -169,18 +181,48 @@ def train(
     first of them alone charges ``meter``, keeps ``checkpoints`` and is asked to ``watch``.
 
     *Guarantee*: the released weights, and every weight on the way, cost `plan.event()` for one ``contribution.unit``:
-    added or removed under Poisson sampling, replaced where the plan draws a fixed number. Steps that run again after a
-    crash cost as much again, and the meter is charged for them. A ledger's run that would say something else than what
-    runs (another unit or adjacency, private noise) is refused, and so is a plan that results may change under a budget
-    without order.
+    added or removed under Poisson sampling, replaced where the plan draws a fixed number. Steps that were lost in a
+    crash stay charged, so a run that goes on drops as many of those that are left and warns of it. Without a ledger's
+    run as the meter nobody knows how many were lost: then all that were left count. ``Checkpoints(allow_more=True)``
+    takes all planned steps instead, at a higher cost. A ledger's run that would say something else than what runs
+    (another unit or adjacency, private noise) is refused, and so is a plan that results may change under a budget
+    without order, and more units than the plan declares.
     """
-    run = _Run(plan, safeguards or Safeguards(), running or Running())
+    ended = trained(plan, contribution, units, safeguards=safeguards, running=running)
+    if ended.why:
+        warnings.warn(ended.why, stacklevel=2)
+    return ended.at.ending
+
+
+def trained(
+    plan: Plan,
+    contribution: Contribution,
+    units: Units,
+    *,
+    safeguards: Safeguards | None = None,
+    running: Running | None = None,
+    paid: Plan | None = None,
+) -> Ended:
+    """As `train`, and say how it ended.
+
+    Args:
+        plan: See `train`, as for the other arguments.
+        contribution: See `train`.
+        units: See `train`.
+        safeguards: See `train`.
+        running: See `train`.
+        paid: The plan with the steps that may run a second time after a crash, if there are any. With it a budget that
+            refuses a later step ends the run in good order.
+    """
+    run = _Run(plan, safeguards or Safeguards(), running or Running(), paid)
     check_draws(plan, contribution)
     check_record(plan, contribution.unit, run.safeguards)
     check_apart(plan.public, units)
     check_sharded(contribution.model, plan, contribution, run.safeguards)
     first, run = run.opened(trainable(contribution.model))
-    at, spent, enough, kept, group = first, run.spent(first), list[bool](), first.step, Group.here()
+    spent = run.spent(first)
+    run = replace(run, allowance=Group.here().told(lambda: run.allowed(first, spent)))
+    at, enough, kept, group = first, list[bool](), first.step, Group.here()
     with finish_first() as caught:
         stopped = lambda: group.most(caught[0] if caught else 0)  # by a signal, in whichever process
         try:
@@ -192,7 +234,9 @@ def train(
                     run.keep(at)
                     kept = at.step
             number = stopped()
-            if number and at.step > kept:  # the signal came after that, or to another process
+            if (
+                at.step > kept
+            ):  # a signal came after that, or to another process, or no further step was allowed
                 run.keep(at)
         except (BudgetError, GroupError) as error:  # no further step, or process: this position is whole,
             lost = isinstance(error, GroupError) and has_shards(at.params)  # but for the parts of a lost one
@@ -203,7 +247,8 @@ def train(
             put(at.ending, contribution.model)
         if number:
             raise run.interrupted(number, at)
-    return at.ending
+    last = at if enough else pass_over(plan, at, run.allowance)
+    return Ended(last, run.why_dropped(last, known=spent.known))
 
 
 @dataclass(frozen=True)
@@ -213,6 +258,11 @@ class _Run:
     plan: Plan
     safeguards: Safeguards
     running: Running
+    paid: Plan | None = None
+    allowance: Allowance | None = None  # counts the steps of this process; None: all of the plan may be taken
+    refused: list[str] = field(
+        default_factory=list
+    )  # why a step was refused that would have been the next one
 
     def opened(self, params: Tree) -> tuple[Position, _Run]:
         """The first position, or the one that was kept; and the run to go on with.
@@ -248,6 +298,28 @@ class _Run:
             return Spent(self.plan, secret, Counter(meter.charged()))
         return Spent(self.plan, secret, known=first.step == 0)
 
+    def allowed(self, first: Position, spent: Spent) -> Allowance | None:
+        """What may still be taken, where a run is kept and promises something; the meter reserves no more than that.
+
+        Only the first process asks: the others have neither the record nor the checkpoints.
+        """
+        kept, whole = self.running.checkpoints, (self.paid or self.plan).by_cost()
+        bare = any(phase.noise_multiplier == 0 for phase in self.plan.phases)
+        if kept is None or kept.allow_more or bare or not self.safeguards.secret:
+            return None
+        if isinstance(self.safeguards.meter, Planned):
+            self.safeguards.meter.limit(whole)
+        return Allowance(whole, spent.steps if spent.known else whole)
+
+    def why_dropped(self, last: Position, *, known: bool) -> str:
+        """Why planned steps were left out, for the statement; empty if none were."""
+        if self.refused:
+            left = self.plan.steps - last.step + last.dropped
+            return f"{left} of {self.plan.steps} planned steps were left out: {self.refused[0]}"
+        # what was paid for in advance is a setting of its own, which lasts for as many lost steps as one likes
+        switch = "Checkpoints(allow_more=True) takes them on top of it" if self.paid is None else ""
+        return why_left_out(last.dropped, self.plan, known=known, switch=switch)
+
     def watched(self, at: Position, spent: Spent, model: nn.Module) -> bool:
         """Whether the first process's watch has had enough; with sharded weights all of them look, as one cannot."""
         group = Group.here()
@@ -262,27 +334,40 @@ class _Run:
             return False
         put(at.ending, model)
         with same_modes(model):
-            progress = Progress(at.step, at.phase, at.params, at.ending, self.plan.steps, model, spent)
+            progress = Progress(
+                *(at.step, at.phase, at.params, at.ending, self.plan.steps, model, spent),
+                is_last=is_over(self.plan, at, self.allowance),
+            )
             return is_true(self.running.watch(progress))
 
     def steps(
         self, at: Position, contribution: Contribution, units: Units, *, leave: Callable[[], bool]
     ) -> Iterator[Position]:
         """The position after each step that is left, until it is time to ``leave``; then one last look at the model."""
-        if next_phase(self.plan, at) is None:
+        if is_over(self.plan, at, self.allowance):
             return
         plan, guards = self.plan, self.safeguards
         physical = self.running.physical
         private = Private.of(contribution, units, max_tokens=self.running.max_tokens)
+        check_size(plan, private.count)
         spot = private.check(copied(at.params), self.running.example)
         ahead: Sequence[Indices] | None = None  # the next step's units, drawn already
-        while not leave() and (here := begin(plan, at)) is not None:
+        while not leave() and (here := begin(plan, at, self.allowance)) is not None:
             drawn = ahead if ahead and here is at else draw(plan, here, private.count, guards.sampling)
-            charge(plan, here, guards.meter)
+            try:
+                charge(plan, here, guards.meter)
+            except BudgetError as error:
+                if self.paid is None or at.step == 0:
+                    raise
+                self.refused.append(str(error))
+                break
+            if self.allowance is not None:
+                self.allowance.take(plan.costs_at(here.phase, here.within))
             ahead = self._next_drawn(here, private)
             ask = open_door(plan, here, drawn, private, safeguards=guards, physical=physical)
             at = advance(plan, here, ask)
-            look_again(plan, at, drawn, private, spot=spot, physical=physical)
+            last = is_over(plan, at, self.allowance)
+            look_again(plan, at, drawn, private, spot=spot, physical=physical, last=last)
             yield at
         spot(at.params, None)
 
@@ -307,7 +392,7 @@ class _Run:
         when, and a signal, which one alone may have got, is answered after the loop.
         """
         every = self.running.checkpoints.every if self.running.checkpoints else 1
-        time = at.step == first + 1 or at.step % every == 0 or next_phase(self.plan, at) is None
+        time = at.step == first + 1 or at.step % every == 0 or is_over(self.plan, at, self.allowance)
         return Group.here().told(lambda: time) if has_shards(at.params) else time or now
 
     def keep(self, at: Position) -> None:
@@ -340,6 +425,26 @@ class _Run:
             f"stopped by {signal.Signals(number).name} after step {at.step} of {self.plan.steps}; {kept}",
             number,
         )
+
+
+def why_left_out(dropped: int, plan: Plan, *, known: bool, switch: str) -> str:
+    """Why steps of a plan were not taken after the run went on, for people; empty if all were.
+
+    Args:
+        dropped: How many were not taken.
+        plan: What was planned.
+        known: Whether a record says how many steps were lost.
+        switch: What lets all planned steps be taken, and that it does, in words; empty if nothing does.
+    """
+    if not dropped:
+        return ""
+    lost = "steps that were lost in an interruption, or reserved before it, stay charged"
+    if not known:
+        lost = "no record says how many steps ran after the state that was loaded, so all that were left count as taken"
+    return (
+        f"{dropped} of {plan.steps} planned steps were left out: {lost}, and epsilon stays within what was planned"
+        + f" ({switch})" * bool(switch)
+    )
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.shards import kept_whole, settle
 from saltflat.core.step import Safeguards
-from saltflat.core.train import Progress, Running, Watch, is_true, train, trainable
+from saltflat.core.train import Ended, Progress, Running, Watch, is_true, trainable, trained
 from saltflat.errors import Interrupted
 from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.shown import Shown
@@ -32,8 +32,10 @@ CTRL_C, WATCH = "Ctrl-C", "watch"
 class Fitted:
     """What `fit` returns: the model with its new weights, the plan that ran, and what it promises.
 
-    ``stopped`` is empty for a run that took all its steps, else what ended it: "watch" or "Ctrl-C". ``steps`` are those
-    that were taken. ``spent`` is what they cost if no result chose when to stop; ``epsilon`` holds whatever chose it.
+    ``stopped`` is empty for a run that came to its end, else what ended it: "watch" or "Ctrl-C". ``steps`` are those
+    that were taken on the way to these weights; a run that went on after a crash may have fewer than planned, which the
+    statement's warnings say. ``spent`` is what they cost if no result chose when to stop; ``epsilon`` holds whatever
+    chose it.
     """
 
     model: nn.Module
@@ -110,8 +112,9 @@ def fitted(
     ready, unit = known.planned(asked), known.contribution.unit
     statement = stated(ready, unit, safeguards, running)
     seen, group = _Seen(screen, running.watch, ready.delta), Group.here()
+    ended: Ended | None = None
     try:
-        params = train(
+        ended = trained(
             ready.plan,
             known.contribution,
             known.units,
@@ -123,6 +126,10 @@ def fitted(
             raise  # the whole program is asked to end, which is not ours to take back; or no step was taken
         seen.interrupted(str(error))
         params = trainable(model)  # the weights of the last whole step, in whichever process
+    else:
+        params = ended.at.ending
+        if ended.why and group.leads:
+            screen.say(f"saltflat: {ended.why}")
     finally:
         known.units.close()
 
@@ -131,7 +138,10 @@ def fitted(
         last = statement
         if running.checkpoints is not None:
             last = stated(ready, unit, safeguards, running)  # with what ran again
-        taken, spent = seen.steps(ready.plan), seen.spent(last)
+        if ended is not None and ended.why:
+            last = replace(last, warnings=(*last.warnings, ended.why))
+        spent = seen.spent(last)
+        taken = seen.last_step if ended is None else ended.at.step - ended.at.dropped
         if seen.stopped:
             last = _stopped(last, ready, unit, safeguards, running, seen, spent)
         return {"statement": last, "steps": taken, "spent": spent, "stopped": seen.stopped}
@@ -151,7 +161,7 @@ class _Seen:
         self.last = progress = replace(progress, delta=self._delta)
         self._screen.step(progress)
         enough = self._watch is not None and is_true(self._watch(progress))
-        if enough and progress.step < progress.steps:
+        if enough and not progress.is_last:
             self.stopped = WATCH
         return enough
 
@@ -159,9 +169,9 @@ class _Seen:
         self.stopped = CTRL_C
         self._screen.say(f"saltflat: {why}")
 
-    def steps(self, plan: Plan) -> int:
-        """All of them, for a run that was finished before it was called again."""
-        return plan.steps if self.last is None else self.last.step
+    @property
+    def last_step(self) -> int:
+        return 0 if self.last is None else self.last.step
 
     def spent(self, statement: Statement) -> float:
         if statement.stamp:

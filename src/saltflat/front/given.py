@@ -28,7 +28,15 @@ from saltflat.front.usual import LR, METHOD, OPTIMIZER, usual_batch, usual_delta
 from saltflat.methods import Quantile, Rescaled
 from saltflat.optimizers import Optimizer
 from saltflat.privacy.accounting.events import compose, phase_event
-from saltflat.privacy.limits import STEPS_CEILING, checked_delta, checked_epsilon, checked_noise, rounded_down
+from saltflat.privacy.limits import (
+    STEPS_CEILING,
+    checked_delta,
+    checked_epsilon,
+    checked_noise,
+    rounded_down,
+    rounded_up,
+)
+from saltflat.privacy.record.costs import Cost
 from saltflat.privacy.record.ledger import Run
 from saltflat.privacy.record.statement import Declared, Statement, state, state_bare
 from saltflat.settings import is_positive, is_whole
@@ -120,9 +128,10 @@ class Settings:
 
     def planned(self, count: int) -> Ready:
         """The plan for the declared number of units, or else for ``count``, with its noise calibrated."""
-        if self.size is not None and count > self.size:
+        declared = self.size if self.plan is None else self.plan.size
+        if declared is not None and count > declared:
             raise SettingError(
-                f"the data holds more than the {self.size} examples that were declared; set size to a public bound"
+                f"the data holds more than the {declared} examples that were declared; set size to a public bound"
             )
         plan = self.plan or self._one_phase(self.size or count)
         delta = usual_delta(plan.size) if self.delta is None else self.delta
@@ -254,7 +263,28 @@ def stated(ready: Ready, unit: str, safeguards: Safeguards, running: Running) ->
             "with checkpoints, steps that run again after a crash are charged again: give a ledger's run as the "
             "meter, so that the statement can count them"
         )
-    return state(plan.event_on_record(safeguards.meter.charged()), declared, adjacency=plan.relation)
+    return recorded(plan, declared, safeguards.meter.charged())
+
+
+def recorded(plan: Plan, declared: Declared, charged: Mapping[Cost, int], why: str = "") -> Statement:
+    """The statement of a plan and of all that was charged for it, with what has to be said of a run that went on.
+
+    Args:
+        plan: What was planned.
+        declared: What the run declares.
+        charged: How many steps of each cost are on record for it, or may have been taken.
+        why: Why planned steps were left out, if any were.
+    """
+    found = state(plan.event_on_record(charged), declared, adjacency=plan.relation)
+    notes = [why] if why else []
+    if not (found.stamp or plan.covers(charged)):
+        target = plan.epsilon(declared.delta)
+        notes.append(
+            f"epsilon {rounded_up(found.epsilon)} is above the {rounded_up(target)} that was planned, by "
+            f"{rounded_up(found.epsilon - target)}: more steps were charged than planned, as steps that were lost ran "
+            "again (allow_more=True) or other steps were charged to this run"
+        )
+    return replace(found, warnings=(*found.warnings, *notes))
 
 
 def declared_by(ready: Ready, unit: str, safeguards: Safeguards) -> Declared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,27 +17,27 @@ from torch import nn
 from saltflat.clipping import Clip
 from saltflat.core import step as parts
 from saltflat.core.alike import check_sharded
+from saltflat.core.allowance import Allowance
 from saltflat.core.contribution import Loss, Private
 from saltflat.core.group import Group
 from saltflat.core.plan import Plan
 from saltflat.core.public import check_apart
 from saltflat.core.record import check_record
-from saltflat.core.resume import Recorded, difference, expect, outline, todays
+from saltflat.core.resume import Planned, Recorded, difference, expect, outline, todays
 from saltflat.core.sampling import Batch, Indices
 from saltflat.core.shards import kept_whole, settle
 from saltflat.core.spot import Spot
 from saltflat.core.state import pack, unpack
 from saltflat.core.step import Position, Safeguards
-from saltflat.core.train import OnRecord, Progress, Running, Spent, put, trainable
+from saltflat.core.train import OnRecord, Progress, Running, Spent, put, trainable, why_left_out
 from saltflat.door import AnyMethod
 from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
 from saltflat.front.answers import answering
-from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
+from saltflat.front.given import Ready, Settings, around, declared_by, given, recorded, stated
 from saltflat.front.usual import METHOD, OPTIMIZER
 from saltflat.privacy.record.costs import Cost, from_row, place, to_row
 from saltflat.privacy.record.single import Single
 from saltflat.privacy.record.statement import Statement
-from saltflat.privacy.record.statement import state as state_of
 from saltflat.tree import Tree, has_shards, map_tree
 
 
@@ -120,7 +121,12 @@ class PrivateLoop(Single):
             put(Group.here().told(lambda: trainable(model)), model)  # of several processes, the first one's
         self._at = parts.start(plan, trainable(model))
         self._spent = Spent(plan, safeguards.secret and ready.private)
-        self._again: Counter[Cost] = Counter()  # what ran again after a state was loaded
+        self._again: Counter[Cost] = Counter()  # what was lost when a state was loaded
+        self._allowance: Allowance | None = (
+            None  # what may still be taken; None: all that is left of the plan
+        )
+        if isinstance(safeguards.meter, Planned):
+            safeguards.meter.limit(plan.by_cost())
         self._waiting: Drawn | None = None
         self._stepping = False
         self._lock = RLock()
@@ -143,6 +149,7 @@ class PrivateLoop(Single):
                 "step": at.step,
                 "phase": at.phase,
                 "within": at.within,
+                "dropped": at.dropped,
                 "spent": _rows(self._spent.steps),
                 "again": _rows(self._again),
                 "method": {"tensors": map_tree(torch.clone, leaves), "shape": shape},
@@ -150,45 +157,74 @@ class PrivateLoop(Single):
                 "run": getattr(meter, "account", None),
             }
 
-    def load_state_dict(self, state: Mapping[str, Any], *, lost: int | None = None) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any], *, lost: int | None = None, allow_more: bool = False
+    ) -> None:
         """Go on where ``state`` was taken; load the model's and the optimizer's own ``state_dict()`` as well.
 
-        ``lost`` is how many steps ran after ``state`` was taken, before the process ended. They run again, and cost
-        again. With a ledger's run as the meter they are on record. Without one, and if ``lost`` is left out, they are
-        taken for all that were left of the plan: nobody knows better. Say ``lost=0`` if the loop ended right there.
+        Steps that ran after ``state`` was taken cost what they cost, although their result is lost. So the loop is
+        shorter by as many steps, `finished` comes earlier, and a warning and the statement say so.
+
+        Args:
+            state: What `state_dict` returned.
+            lost: How many steps ran after ``state`` was taken, in all processes that went on from it; 0 if the loop
+                ended right there. A ledger's run as the meter knows, and this is not needed. Without such a meter and
+                if left out, all steps that were left of the plan count as taken: nobody knows better.
+            allow_more: Take all planned steps all the same. The loop then costs more than was asked for, and the
+                statement says by how much.
 
         *Guarantee*: `epsilon` and ``statement`` count every step on record, or what ``state`` counts and ``lost``
-        more. Batches are drawn afresh: nothing of the sampler is kept.
+        more; without ``allow_more`` they stay at or below the epsilon of the plan. Batches are drawn afresh: nothing of
+        the sampler is kept.
         """
+        if not isinstance(allow_more, bool):
+            raise SettingError(f"allow_more is True or False; got {allow_more!r}")
         with self._alone():
             if self.done or self._waiting is not None:
                 raise PrivacyError("steps were drawn here already: load a state into a loop that is new")
             kept = _Kept.of(state, self.plan)
             meter = self._safeguards.meter
             expect("the state of the loop", state, meter)
+            known = isinstance(meter, OnRecord) or lost is not None
             if isinstance(meter, OnRecord):
                 again = Counter(meter.charged()) - kept.spent
             else:
-                again = _next(self.plan, kept, kept.left if lost is None else _checked_lost(lost, kept.left))
+                steps = kept.left if lost is None else _checked_lost(lost, kept.left)
+                again = _next(self.plan, kept, steps, allow_more=allow_more)
             params, method = self._weights(), self.plan.phases[kept.phase].method
             memory = unpack(method, dict(kept.tensors), kept.shape, params) if kept.step else None
-            self._at = Position(kept.step, params, memory, None, None, kept.phase, kept.within)
+            self._at = Position(
+                kept.step, params, memory, None, None, kept.phase, kept.within, dropped=kept.dropped
+            )
             self._spent.steps, self._again = kept.spent + again, kept.again + again
-            self.statement = self._restated()
+            if self._ready.private and not allow_more:
+                self._allowance = Allowance(self.plan.by_cost(), self._spent.steps)
+            self._restate(known=known)
 
-    def _restated(self) -> Statement:
-        """Of the whole plan, and of all that ran again."""
+    def _restate(self, *, known: bool) -> None:
+        """Say what the whole loop costs now: with ``allow_more`` all of the plan, and what was lost on top of it."""
         if not self._ready.private:
-            return self.statement
-        event = self.plan.event_on_record(self.plan.by_cost() + self._again)
+            return
+        dropped = parts.left_out(self.plan, self._at, self._allowance)
+        total = self._spent.steps if self._allowance is not None else self.plan.by_cost() + self._again
+        why = why_left_out(
+            dropped,
+            self.plan,
+            known=known,
+            switch="load_state_dict(..., allow_more=True) takes them on top of it",
+        )
+        if not known:
+            why += "; say lost=..., or give a ledger's run as the meter, which knows" * bool(why)
         unit = self._private.contribution.unit
         declared = declared_by(self._ready, unit, self._safeguards)
-        return state_of(event, declared, adjacency=self.plan.relation)
+        self.statement = recorded(self.plan, declared, total, why)
+        if why:
+            warnings.warn(why, stacklevel=4)
 
     @property
     def done(self) -> int:
-        """Steps charged."""
-        return self._at.step
+        """Steps taken on the way to these weights; what was lost before a state was loaded counts in `epsilon` only."""
+        return self._at.step - self._at.dropped
 
     def __iter__(self) -> Iterator[Drawn]:
         """All batches that are left of the plan."""
@@ -196,7 +232,7 @@ class PrivateLoop(Single):
 
     def epoch(self) -> Iterator[Drawn]:
         """The batches up to the end of this epoch: 1 / rate steps, rounded."""
-        return self._batches(_end_of_epoch(self.done, self.plan.rate))
+        return self._batches(_end_of_epoch(self._at.step, self.plan.rate))
 
     def step(self, batch: Drawn) -> None:
         """Charge the batch, take its private step, and let the optimizer move the model.
@@ -214,13 +250,17 @@ class PrivateLoop(Single):
                 self.plan, here, batch.samples, self._private, safeguards=guards, physical=physical
             )
             at = self._at = parts.advance(self.plan, here, ask)
-            parts.look_again(self.plan, at, batch.samples, self._private, spot=self._spot, physical=physical)
-            if self.finished:
+            last = self.finished
+            parts.look_again(
+                self.plan, at, batch.samples, self._private, spot=self._spot, physical=physical, last=last
+            )
+            if last:
                 self._spot(at.params, None)
         if self._running.watch is not None:
             model, delta = self._private.contribution.model, self.statement.delta
             told = Progress(
-                at.step, at.phase, at.params, at.params, self.plan.steps, model, self._spent, delta
+                *(at.step, at.phase, at.params, at.params, self.plan.steps, model, self._spent, delta),
+                is_last=last,
             )
             self._running.watch(told)
 
@@ -234,14 +274,17 @@ class PrivateLoop(Single):
 
     @property
     def finished(self) -> bool:
-        """Whether every planned step was taken."""
-        return parts.next_phase(self.plan, self._at) is None
+        """Whether every planned step was taken, but for those that were lost before a state was loaded."""
+        return parts.is_over(self.plan, self._at, self._allowance)
 
     def _batches(self, end: int) -> Iterator[Drawn]:
         if self.finished:
             raise PrivacyError(
                 f"all {self.done} planned steps were taken: one more would cost more than was planned; "
                 "plan more epochs from the start"
+                if not parts.left_out(self.plan, self._at, self._allowance)
+                else f"{self.done} steps were taken, and those that were lost count too: one more would cost more than "
+                "was planned; load_state_dict(..., allow_more=True) takes it all the same"
             )
         while (batch := self._next(end)) is not None:
             yield batch
@@ -254,7 +297,7 @@ class PrivateLoop(Single):
     def _next(self, end: int) -> Drawn | None:
         """The batch that is waiting, or a new one; None after ``end`` steps, or at the end of the plan."""
         with self._alone():
-            here = parts.begin(self.plan, self._at) if self.done < end else None
+            here = parts.begin(self.plan, self._at, self._allowance) if self._at.step < end else None
             if here is None:
                 return None
             self._at = here
@@ -302,11 +345,13 @@ class PrivateLoop(Single):
     def _count(self, here: Position) -> None:
         """The step counts from now on, whatever becomes of it."""
         self._spent.take(here.phase, here.within)
+        if self._allowance is not None:
+            self._allowance.take(self.plan.costs_at(here.phase, here.within))
         self._at = replace(here, step=here.step + 1, within=here.within + 1)
         self._waiting = None
 
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -316,6 +361,7 @@ class _Kept:
     step: int
     phase: int
     within: int
+    dropped: int
     spent: Counter[Cost]
     again: Counter[Cost]
     tensors: Mapping[str, torch.Tensor]
@@ -328,22 +374,23 @@ class _Kept:
             version, there, _ = state["version"], state["plan"], state["head"]
             spent, again = (_counted(state[key]) for key in ("spent", "again"))
             step, phase, within = (int(state[key]) for key in ("step", "phase", "within"))
+            dropped = int(state["dropped"]) if version != 1 else 0
             tensors, shape = state["method"]["tensors"], state["method"]["shape"]
         except (KeyError, TypeError, ValueError):
             raise DataError("this is no state of a loop: give what private.state_dict() returned") from None
-        if version != _VERSION:
+        if version not in (1, _VERSION):  # the first one dropped no steps
             raise DataError(f"the state of the loop is of version {version}, and this one reads {_VERSION}")
         other = difference(todays(there), outline(_without_optimizers(plan)))
         if other is not None:
             raise SettingError(
                 f"the state of the loop belongs to another plan: {other}; give make_private what it was given then"
             )
-        sound = 0 <= within <= step <= plan.steps and 0 <= phase < len(plan.phases)
-        if not sound or spent.total() < step + again.total():
+        sound = 0 <= within <= step <= plan.steps and 0 <= phase < len(plan.phases) and 0 <= dropped <= step
+        if not sound or spent.total() < step - dropped + again.total():
             raise DataError(
                 "the state of the loop counts fewer steps than it took: it was changed, or is damaged"
             )
-        return cls(step, phase, within, spent, again, tensors, shape, plan.steps - step)
+        return cls(step, phase, within, dropped, spent, again, tensors, shape, plan.steps - step)
 
 
 def _rows(steps: Counter[Cost]) -> list[list[Any]]:
@@ -370,12 +417,22 @@ def _checked_lost(lost: object, left: int) -> int:
     )
 
 
-def _next(plan: Plan, kept: _Kept, steps: int) -> Counter[Cost]:
-    """What the next so many steps cost; where results may end a phase, as if each had the least noise of all."""
+def _next(plan: Plan, kept: _Kept, steps: int, *, allow_more: bool) -> Counter[Cost]:
+    """What the next so many steps cost; where results may end a phase, as if each had the least noise of all.
+
+    Without ``allow_more`` they were steps of the plan, which has a few of them with so little noise.
+    """
     found, number, within = Spent(plan, secret=True), kept.phase, kept.within
     if any(phase.until is not None for phase in plan.phases):
         samples = steps * max(len(phase.noise_at(0)) for phase in plan.phases)
-        return +Counter({min(plan.by_cost(), key=place): samples})
+        dearest_first = sorted(plan.by_cost(), key=place)
+        if allow_more or not plan.covers(kept.spent):
+            return +Counter({dearest_first[0]: samples})
+        most, allowance = Counter[Cost](), Allowance(plan.by_cost(), kept.spent)
+        for cost in dearest_first:
+            most[cost] = allowance.room([cost], samples - most.total())
+            allowance.take([cost], most[cost])
+        return +most
     for _ in range(steps):
         if within == plan.phases[number].steps:
             number, within = number + 1, 0

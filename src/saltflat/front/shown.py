@@ -73,7 +73,7 @@ class Plain:
     def step(self, progress: Progress) -> None:
         now, first = self._clock(), not self._words.began
         words = self._words(progress)
-        if first or now - self._last >= self._pause or progress.step == progress.steps:
+        if first or now - self._last >= self._pause or progress.step == progress.steps or progress.is_last:
             if not first:
                 self._pause = min(2 * self._pause, _LONGEST)
             self._last = now
@@ -118,7 +118,7 @@ class Words:
     def __call__(self, progress: Progress) -> str:
         now = self._clock()
         self._first = self._first or (progress.step, now)
-        if now >= self._again or progress.step == progress.steps:
+        if now >= self._again or progress.step == progress.steps or progress.is_last:
             self._epsilon = _epsilon(progress)
             took = self._clock() - now
             self._again = now + took + max(1.0, _SHARE * took)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,18 +22,27 @@ class Written(Protocol):
     def as_toml(self) -> str: ...
 
 
+SECOND = (
+    "A run in another folder spends on the same data once more, and its own ledger does not count this one's"
+)
+
+
 class Taken(SettingError):
     """The folder holds a run already."""
 
     def __init__(self, folder: Folder) -> None:
-        super().__init__(f"{folder.path} holds a run already; go on with --resume, or give another --out")
+        super().__init__(
+            f"{folder.path} holds a run already; go on with --resume, or give another --out. {SECOND}"
+        )
 
 
 class Busy(SettingError):
     """Another process works in the folder."""
 
     def __init__(self, folder: Folder) -> None:
-        super().__init__(f"another process works in {folder.path}; wait for it, or give another --out")
+        super().__init__(
+            f"another process works in {folder.path}; wait for it, or give another --out. {SECOND}"
+        )
 
 
 def begin(folder: Folder, recipe: Written) -> None:
@@ -118,11 +126,11 @@ def held(folder: Folder) -> Iterator[None]:
     if not place.exists():
         yield
         return
-    with place.open("rb") as file:
+    with place.open("rb+") as file:  # some file systems lock only what may be written
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            durable.lock(file.fileno(), place)
             same = os.path.samestat(os.fstat(file.fileno()), os.stat(place))
-        except OSError:
+        except OSError:  # someone else has it, or has taken it away meanwhile
             raise Busy(folder) from None
         if not same:  # a start that failed took it away meanwhile
             raise Busy(folder)
@@ -179,7 +187,7 @@ def _dropped(ledger: Path, files: Sequence[Path]) -> bool:
     if ledger not in files or not ledger.exists():
         return True
     with ledger.open("rb+") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as its writers do: nobody charges it meanwhile
+        durable.lock(file.fileno(), ledger)  # as its writers do: nobody charges it meanwhile
         if any(entry.kind == "charge" for entry in read_ledger(ledger).entries):
             return False
         for each in files:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from dp_accounting.dp_event import DpEvent
 from safetensors.torch import save
 from torch import nn
 from torch.nn import functional as F
@@ -22,7 +23,7 @@ from saltflat.core.plan import Plan
 from saltflat.core.resume import Checkpoints, as_begun
 from saltflat.core.sampling import Units
 from saltflat.core.step import Safeguards
-from saltflat.core.train import Progress, Running, train
+from saltflat.core.train import Ended, Progress, Running, train, trained
 from saltflat.data import Examples, Form, Split
 from saltflat.errors import PrivacyError
 from saltflat.features import described
@@ -36,7 +37,15 @@ from saltflat.privacy.record.history import Budget
 from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe
-from saltflat.recipes.build import check_shapes, contribution_of, draft_of, network_of, warmed, with_pools
+from saltflat.recipes.build import (
+    check_shapes,
+    contribution_of,
+    draft_of,
+    network_of,
+    warmed,
+    with_pools,
+    with_spare,
+)
 from saltflat.runs.begin import begun, held
 from saltflat.runs.clients import keep_clients, units_of
 from saltflat.runs.evaluation import Evaluation, name_of
@@ -128,8 +137,10 @@ def execute(
     Processes that train together (`core.group`) all call it. The first of them alone has the folder and the ledger,
     makes what comes before the private phase, takes readings and ends the run; the others are told.
 
-    *Guarantee*: the ledger is charged before each step. The run's own ledger refuses the step that would pass the
-    recipe's epsilon, if there is one; one that is shared (``ledger``) refuses by its own budget. A new run that fails
+    *Guarantee*: the ledger is charged before each step. What the planned steps and the spare ones cost, at most the
+    recipe's epsilon if it has one, is never passed: a run that lost more steps than it has spare ones drops as many of
+    those that are left, and ends with model and statement. So does one that a shared ledger (``ledger``) refuses a
+    further step by its own budget; the step that would be its first is an error. A new run that fails
     before its first charge leaves the folder as it was, but for what was made from public examples.
     """
     if infinity not in (None, PUBLIC):
@@ -161,7 +172,14 @@ def execute(
                 after = partial(_noted, readings, folder, watch, told)
                 running = replace(running, checkpoints=checkpoints, watch=after)
             meter = None if account is None else account[1]
-            train(plan, contribution, units, safeguards=Safeguards(meter=meter), running=running)
+            run_ended = trained(
+                plan,
+                contribution,
+                units,
+                safeguards=Safeguards(meter=meter),
+                running=running,
+                paid=with_spare(plan, recipe.spare),
+            )
             spent = None if account is None else (account[1].charged(), account[0].epsilon(recipe.delta))
         if infinity is not None:
             _without_noise(recipe, plan, test, folder, units)
@@ -169,10 +187,25 @@ def execute(
         def ended() -> Outcome:
             assert spent is not None
             declared = declare(_declared(recipe, plan, folder, ready, unit))
-            statement = state(plan.event_on_record(spent[0]), declared, adjacency=plan.relation)
+            event = _event_on_record(recipe, plan, spent[0], run_ended)
+            statement = state(event, declared, adjacency=plan.relation)
+            if run_ended.why:
+                statement = replace(statement, warnings=(*statement.warnings, run_ended.why))
             return _ended(recipe, folder, model, test, statement, on_record=spent[1])
 
         return group.told(ended)
+
+
+def _event_on_record(recipe: Recipe, plan: Plan, charged: Mapping[Cost, int], ended: Ended) -> DpEvent:
+    """What the statement counts: the plan, and what ran again; at most what was paid for, if it covers the record.
+
+    The plan and what ran again are more than what was charged where planned steps were left out, or where results
+    decided about them. What was paid for covers both.
+    """
+    paid = with_spare(plan, recipe.spare)
+    if (ended.why or plan.data_driven) and not plan.covers(charged) and paid.covers(charged):
+        return paid.event()
+    return plan.event_on_record(charged)
 
 
 def _portion(recipe: Recipe, times: int) -> int:
@@ -242,7 +275,7 @@ class _Readings:
         if self.at is None:
             self.at, self.when = progress.step, now
         every = max(1, self.plan.steps // (ROUNDS if self.recipe.clients else READINGS))
-        if progress.step % every and progress.step != self.plan.steps:
+        if progress.step % every and not progress.is_last:
             return None
         taken, seconds = progress.step - self.at, now - self.when
         right, error, perplexity = scores(

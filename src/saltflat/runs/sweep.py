@@ -14,7 +14,6 @@ out/winner/              the one that was released
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -211,10 +210,10 @@ def check_same(out: Path, there: Sweep, here: Sweep) -> None:
 @contextmanager
 def held(out: Path) -> Iterator[None]:
     """Hold the folder of a sweep, so that no two processes work on it; the system lets go when the process ends."""
-    with (out / SWEEP).open("rb") as file:
+    with (out / SWEEP).open("rb+") as file:  # some file systems lock only what may be written
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            durable.lock(file.fileno(), out / SWEEP)
+        except BlockingIOError:
             raise SettingError(f"another process works on the sweep in {out}; wait for it") from None
         yield
 

@@ -75,8 +75,12 @@ def save(folder: str | os.PathLike[str], trees: Mapping[str, Tree], meta: Mappin
     return _manifest_path(place, number)
 
 
-def load(folder: str | os.PathLike[str]) -> Checkpoint | None:
+def load(folder: str | os.PathLike[str], *, warn: bool = True) -> Checkpoint | None:
     """The newest whole checkpoint, or None if there is none at all; DataError if every one is damaged.
+
+    Args:
+        folder: Where checkpoints were saved.
+        warn: Warn of damaged newer ones that were passed over; `Checkpoint.note` has the words either way.
 
     *Guarantee*: reads data only, runs no code, follows no link and no name found inside a file.
     """
@@ -89,7 +93,7 @@ def load(folder: str | os.PathLike[str]) -> Checkpoint | None:
             notes.append(str(error))
             continue
         note = "; ".join([*notes, f"went back to checkpoint {number}"]) if notes else ""
-        if note:
+        if note and warn:
             warnings.warn(note, stacklevel=2)
         return Checkpoint(number, trees, meta, note)
     if notes:

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from saltflat.errors import LedgerError
+
 PRIVATE = 0o600  # of files whose content is private, or may be
 RELEASED = 0o644  # of files whose content is released or public; the umask applies
 
@@ -31,6 +33,22 @@ def sync(descriptor: int) -> None:
         os.fsync(descriptor)
     else:
         fcntl.fcntl(descriptor, FULL_SYNC)
+
+
+def lock(descriptor: int, path: Path) -> None:
+    """Lock an open file for this process alone; BlockingIOError if another one has it.
+
+    A file system that knows no locks is another matter: nobody can be kept away there, and nothing may be spent.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise LedgerError(
+            f"{path} cannot be locked ({error.strerror or error}): its file system has no working locks. "
+            "Two processes could spend the same budget there; keep the run and its ledger on a local disk"
+        ) from error
 
 
 def append(descriptor: int, data: bytes) -> None:

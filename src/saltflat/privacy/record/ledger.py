@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timezone
@@ -43,6 +44,7 @@ from saltflat.privacy.record.format import (
 from saltflat.privacy.record.history import Budget, History, gone_of, read
 from saltflat.privacy.record.single import Single
 
+PORTION = 50  # a run whose plan is known reserves one in so many of its steps at a time, at most
 MOST_NOISES = 500  # in a list of steps that results choose from
 
 
@@ -324,6 +326,8 @@ class Run(Single):
         self._open: Entry | None = None  # the reservation in use,
         self._cost: Cost | None = None  # what a step of it costs,
         self._left = 0  # and how many of its steps have not begun
+        self._planned: Counter[Cost] | None = None  # steps that may still be reserved, if that is known
+        self._most = block  # steps that are reserved at a time
 
     @property
     def stamp(self) -> str:
@@ -353,6 +357,18 @@ class Run(Single):
     def expect(self, head: str) -> None:
         """See :meth:`History.expect`."""
         self._ledger.expect(head)
+
+    def limit(self, planned: Mapping[Cost, int]) -> None:
+        """Reserve no steps that are not ``planned`` for this run in all its starts, and at most 2 % of them at a time.
+
+        What a crash wastes is then a small part of the plan, and never more than the plan has. Steps beyond the planned
+        ones are still charged, one by one: only a budget refuses them. `train`, `fit` and `make_private` call this.
+        """
+        with self._ledger._lock:
+            self._settle()
+            self._planned = Counter(planned)
+            self._planned.subtract(self._ledger.history.steps(self._starts()))
+            self._most = max(1, min(self._block, sum(planned.values()) // PORTION))
 
     def step(self, rate: float, noise_multiplier: float) -> None:
         """Charge one step; call it, and let it return, before any noise of the step is drawn.
@@ -449,12 +465,17 @@ class Run(Single):
 
     def _next_block(self, cost: Cost) -> None:
         self._settle()
-        self._open = self._ledger._reserve(self._number, cost, steps=self._block, least=1)
+        steps = self._most if self._planned is None else max(1, min(self._most, self._planned[cost]))
+        self._open = self._ledger._reserve(self._number, cost, steps=steps, least=1)
         self._cost, self._left = cost, self._open.body["steps"]
+        if self._planned is not None:
+            self._planned[cost] -= self._left
 
     def _settle(self) -> None:
         if self._open is not None and self._left > 0:
             body = {"charge": self._open.number, "steps": self._open.body["steps"] - self._left}
+            if self._planned is not None and self._cost is not None:
+                self._planned[self._cost] += self._left
             self._open, self._cost, self._left = None, None, 0
             self._ledger._append("settle", body)
 
@@ -566,7 +587,8 @@ def _one_line(path: Path) -> Iterator[None]:
         yield
     except BlockingIOError as error:
         raise LedgerError(
-            f"{path} has another writer: wait until that run ends, or use another ledger"
+            f"{path} has another writer: wait until that run ends. Another ledger is a second record: neither "
+            "counts what is in the other, and the data set has lost what both say together"
         ) from error
     except OSError as error:
         raise LedgerError(
@@ -590,7 +612,7 @@ def _lock_and_mend(path: Path) -> tuple[int, History]:
     """Lock, check, and drop half a line that a crash left behind the head: no step was allowed on it."""
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        durable.lock(descriptor, path)
         head = read_head(path)
         entries = read_entries(path, head)
         size = sum(len(line(entry)) for entry in entries)
