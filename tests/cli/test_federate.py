@@ -357,7 +357,7 @@ def test_a_stop_before_the_first_charge_does_not_send_anyone_to_resume(
     def stopped(*args: object, **kwargs: object) -> None:
         raise Interrupted("stopped by SIGINT after step 0 of 3; it is kept", signal.SIGINT)
 
-    monkeypatch.setattr("saltflat.runs.execute.train", stopped)
+    monkeypatch.setattr("saltflat.runs.execute.trained", stopped)
     code, _, error = saltflat("federate", "--out", str(tmp_path / "one"), *SHORT)
     assert code == 130
     assert "after step 0 of 3; nothing was charged, and nothing is kept: run the same command again" in error

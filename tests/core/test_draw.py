@@ -70,6 +70,15 @@ def test_a_batch_that_is_no_whole_number_is_refused() -> None:
             without_replacement(5, batch, np.random.default_rng())  # type: ignore[arg-type]
 
 
+@WAYS
+@pytest.mark.parametrize("draw", [sf.Poisson(), sf.WithoutReplacement()])
+def test_more_units_than_declared_are_refused_and_not_counted_aloud(way: Any, draw: Any) -> None:
+    """Twelve are there: the last one would never be drawn."""
+    with pytest.raises(SettingError, match=r"more than the 10 .*public bound") as caught:
+        way(plan(draw=draw, rate=0.5, size=10))
+    assert "12" not in str(caught.value)
+
+
 # what it costs
 
 
@@ -172,7 +181,7 @@ def test_a_loop_keeps_and_loads_what_it_spent(tmp_path: Path) -> None:
     one.step(next(iter(one)))
     kept = one.state_dict()
     assert kept["spent"] == [[{"kind": "fixed-size", "size": 12, "batch": 3, "noise_multiplier": 8.0}, 1]]
-    other.load_state_dict(kept, lost=1)
+    other.load_state_dict(kept, lost=1, allow_more=True)
     assert other.statement.epsilon == pytest.approx(plan(steps=4).epsilon(DELTA))
     assert "replace" in other.statement.adjacency
 

@@ -227,6 +227,15 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         run(plan(), tmp_path)
 
 
+def test_a_damaged_checkpoint_is_said_once(tmp_path: Path) -> None:
+    run(plan(), tmp_path)
+    newest = max(tmp_path.glob("*.safetensors"))
+    newest.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match="is damaged") as caught:
+        run(as_begun(Checkpoints(tmp_path), plan()), tmp_path)
+    assert len(caught) == 1
+
+
 class TestLedger:
     PLAN = plan(phase(steps=6, noise_multiplier=4.0))
     COST = (0.5, 4.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -270,9 +271,17 @@ class TestGoingOn:
 
     PLAN = plan(phase(steps=6, method=sf.methods.SAT(0.1), optimizer=sf.optimizers.SGD(lr=0.5)))
 
-    def call(self, folder: Path, watch: Any = lambda progress: None) -> tuple[sf.Fitted, dict]:
-        with Ledger.open(folder / "ledger", dataset="people") as book, book.run("one", block=1) as run:
-            kept = sf.Checkpoints(folder / "kept", every=2)
+    def call(
+        self,
+        folder: Path,
+        watch: Any = lambda progress: None,
+        *,
+        block: int = 1,
+        every: int = 2,
+        **given: Any,
+    ) -> tuple[sf.Fitted, dict]:
+        with Ledger.open(folder / "ledger", dataset="people") as book, book.run("one", block=block) as run:
+            kept = sf.Checkpoints(folder / "kept", every=every, **given)
             surroundings = around(meter=run, checkpoints=kept, watch=watch)
             fitted = sf.fit(network(), CRITERION, examples(), plan=self.PLAN, delta=1e-3, **surroundings)
             return fitted, run.charged()
@@ -281,11 +290,51 @@ class TestGoingOn:
         if progress.step == 3:
             raise KeyError
 
-    def test_the_statement_counts_the_steps_that_ran_again(self, tmp_path: Path) -> None:
+    def test_as_many_steps_as_were_lost_are_left_out(self, tmp_path: Path, capsys: Any) -> None:
         with pytest.raises(KeyError):
             self.call(tmp_path, self.break_off)
         fitted, charged = self.call(tmp_path)
+        assert sum(charged.values()) == 6  # the third step twice, and the last one never
+        assert fitted.steps == 5
+        assert fitted.epsilon == self.PLAN.epsilon(1e-3)
+        assert any(
+            each.startswith("1 of 6 planned steps were left out") for each in fitted.statement.warnings
+        )
+        assert not fitted.stopped
+
+    @pytest.mark.parametrize("block", [1, 64])
+    @pytest.mark.parametrize("every", [1, 4])
+    def test_wherever_it_is_broken_off_epsilon_is_that_of_the_plan(
+        self, block: int, every: int, tmp_path: Path
+    ) -> None:
+        """Broken off five times, some steps after the last checkpoint."""
+
+        def after(steps: int) -> Any:
+            left = [steps]
+
+            def watch(progress: Any) -> None:
+                left[0] -= 1
+                if left[0] < 0:
+                    raise KeyError
+
+            return watch
+
+        for steps in (2, 1, 1, 0, 1):
+            with suppress(KeyError):
+                self.call(tmp_path, after(steps), block=block, every=every)
+        fitted, charged = self.call(tmp_path, block=block, every=every)
+        assert sum(charged.values()) == 6
+        assert fitted.epsilon == self.PLAN.epsilon(1e-3)
+        assert fitted.steps < 6
+        assert any("planned steps were left out" in each for each in fitted.statement.warnings)
+
+    def test_the_statement_counts_the_steps_that_ran_again(self, tmp_path: Path) -> None:
+        with pytest.raises(KeyError):
+            self.call(tmp_path, self.break_off)
+        fitted, charged = self.call(tmp_path, allow_more=True)
         assert sum(charged.values()) == 7  # the third step twice
+        assert fitted.steps == 6
+        assert any("is above the" in each for each in fitted.statement.warnings)
         ((rate, noise),) = charged
         on_record = bounds.epsilon(accounting_event(rate, noise, 7), 1e-3)
         assert fitted.epsilon == pytest.approx(on_record)

@@ -64,6 +64,7 @@ SHARDS = "core/test_shards.py::"
 HOSTILE = "adversary/test_hostile.py::"
 PIPELINES = "adversary/test_pipelines.py::"
 STEP = "core/test_private_step.py::"
+KEEPING = "front/test_keeping_a_loop.py::TestEpsilonIsAPromise::"
 SCATTERED = "core/test_sampling.py::TestScattered::"
 AHEAD = "core/test_ahead.py::"
 STORED = "data/test_stored.py::"
@@ -836,12 +837,12 @@ NOISE = (
         "core/test_train.py::TestLoop::test_an_empty_draw_is_a_step_like_any_other",
         (
             TRAIN,
-            "            charge(plan, here, guards.meter)\n",
+            "            try:\n                charge(plan, here, guards.meter)\n",
             "            if not len(drawn[-1]):\n"
             "                at = replace(here, step=here.step + 1, within=here.within + 1)\n"
             "                yield at\n"
             "                continue\n"
-            "            charge(plan, here, guards.meter)\n",
+            "            try:\n                charge(plan, here, guards.meter)\n",
         ),
     ),
     mutant(
@@ -1124,6 +1125,76 @@ RECORD = (
         hole=13,
     ),
     mutant(
+        "lost-steps-taken-again",
+        "a run that goes on takes every step of its plan, whatever was lost",
+        "core/test_resume.py::TestLedger::test_as_many_steps_as_were_lost_are_left_out",
+        (
+            TRAIN,
+            "                self.allowance.take(plan.costs_at(here.phase, here.within))\n",
+            "                pass\n",
+        ),
+    ),
+    mutant(
+        "an-unknown-loss-is-none",
+        "a run that goes on without a record counts what its checkpoint counts",
+        "core/test_resume.py::TestLedger::test_without_a_record_all_that_was_left_counts_as_taken",
+        (TRAIN, "spent.steps if spent.known else whole", "spent.steps"),
+    ),
+    mutant(
+        "lost-steps-taken-again-in-a-loop",
+        "a loop that goes on from a state takes every step that was left",
+        KEEPING + "test_a_warning_says_how_many_and_why",
+        (
+            "front/loop.py",
+            "            self._allowance.take(self.plan.costs_at(here.phase, here.within))\n",
+            "            pass\n",
+        ),
+    ),
+    mutant(
+        "nothing-lost-unless-said",
+        "a loop takes nothing for lost if nobody says how much was",
+        KEEPING + "test_a_warning_says_how_many_and_why",
+        ("front/loop.py", "steps = kept.left if lost is None else", "steps = 0 if lost is None else"),
+    ),
+    mutant(
+        "more-than-planned-unsaid",
+        "the statement of a run that was allowed more is that of its plan",
+        KEEPING + "test_more_is_taken_where_that_is_allowed_and_it_says_so",
+        (PLAN, "        if self.covers(charged):\n", "        if True:\n"),
+    ),
+    mutant(
+        "dear-steps-for-cheap-ones",
+        "a step with little noise uses up a planned one with more",
+        "core/test_allowance.py::test_it_is_the_matching_of_steps[pair]",
+        (
+            "core/allowance.py",
+            "        self._left = left.cumsum()\n",
+            "        self._left = left[::-1].cumsum()[::-1]\n",
+        ),
+    ),
+    mutant(
+        "one-sample-of-two-counts",
+        "a step that draws two samples uses up one planned sample",
+        "core/test_allowance.py::test_what_is_covered_costs_no_more[pair-add-or-remove]",
+        (
+            "core/allowance.py",
+            "places = [self._place(cost) for cost in costs]",
+            "places = [self._place(cost) for cost in costs][:1]",
+        ),
+    ),
+    mutant(
+        "paid-for-whatever-was-charged",
+        "a statement counts what was paid for in advance, although more was charged",
+        "runs/test_spare_steps.py::test_what_is_stated_covers_the_record",
+        ("runs/execute.py", " and not plan.covers(charged) and paid.covers(charged):", ":"),
+    ),
+    mutant(
+        "more-units-than-declared",
+        "a plan takes more units than it declares",
+        "core/test_draw.py::test_more_units_than_declared_are_refused_and_not_counted_aloud[draw1-by_train]",
+        ("core/record.py", "    if count > plan.size:\n", "    if False:\n"),
+    ),
+    mutant(
         "a-batch-stepped-twice",
         "a batch of one's own loop can be stepped again",
         "front/test_own_loop.py::TestBatches::test_twice_is_an_error_and_costs_nothing",
@@ -1142,7 +1213,7 @@ RECORD = (
         "charge-after-the-step",
         "a step is charged when it is over",
         "core/test_train.py::TestLoop::test_charged_before_noise_is_drawn",
-        (TRAIN, "            charge(plan, here, guards.meter)\n", ""),
+        (TRAIN, "                charge(plan, here, guards.meter)\n", "                pass\n"),
         (
             TRAIN,
             "            at = advance(plan, here, ask)\n",
@@ -1778,7 +1849,7 @@ FLEET = (
         "a-round-charged-after-its-replies",
         "the server charges a round when its replies are in: killed before that, the broadcast is on no record",
         "federated/test_server_kills.py::test_death_right_at_a_broadcast",
-        (TRAIN, "            charge(plan, here, guards.meter)\n", ""),
+        (TRAIN, "                charge(plan, here, guards.meter)\n", "                pass\n"),
         (
             TRAIN,
             "            at = advance(plan, here, ask)\n",

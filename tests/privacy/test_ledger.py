@@ -307,7 +307,46 @@ def test_names_are_short_and_on_one_line(tmp_path: Path, name: Any) -> None:
         ledger.run(name)
 
 
+# a run whose plan is known
+
+
+def test_no_more_is_reserved_than_is_planned(tmp_path: Path) -> None:
+    """Whatever the block, and however often the run is killed: what a crash wastes is part of the plan."""
+    planned = {(0.5, 4.0): 7, (0.5, 6.0): 150}
+    for start in range(3):
+        ledger = open_ledger(tmp_path / "a.ledger")
+        run = ledger.run("one", block=64)
+        run.limit(planned)
+        for _ in range(2 if start < 2 else 3):
+            run.step(0.5, 4.0)
+        run.step(0.5, 6.0)
+        run.step(0.5, 6.0)
+        if start < 2:
+            ledger._drop()  # as a kill does
+    assert run.charged() == {(0.5, 4.0): 7, (0.5, 6.0): 3 + 3 + 2}  # three at a time
+    for _ in range(149):
+        run.step(0.5, 6.0)
+    run.step(0.5, 4.0)  # beyond the plan: it is charged, by itself
+    assert run.charged() == {(0.5, 4.0): 8, (0.5, 6.0): 8 + 149}
+    ledger.close()
+
+
 # one writer
+
+
+def test_a_file_system_without_locks_is_not_taken_for_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def locked(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    open_ledger(tmp_path / "a.ledger").close()
+    monkeypatch.setattr(durable.fcntl, "flock", locked)
+    with pytest.raises(
+        LedgerError, match=r"a\.ledger cannot be locked \(No locks available\).* local disk"
+    ) as caught:
+        open_ledger(tmp_path / "a.ledger")
+    assert "another" not in str(caught.value)
 
 
 def test_a_second_writer_is_refused_at_once_and_readers_are_not(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_what_someone_else_has_open_stays(attempt: Callable[..., None], tmp_path
     folder = Folder(tmp_path / "one")
     held = []
 
-    def others(*_: Any, safeguards: Any, running: Any) -> None:
+    def others(*_: Any, safeguards: Any, **__: Any) -> None:
         safeguards.meter._ledger.close()  # as if this process had ended
         held.append(folder.ledger.open("rb+"))
         fcntl.flock(held[0], fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from saltflat.core.step import Position
+from saltflat.core.train import Ended
 from saltflat.data import digits
 from saltflat.errors import BudgetError
 from saltflat.privacy import Budget, Ledger, read
+from saltflat.privacy.accounting import bounds
 from saltflat.recipes import shipped
 from saltflat.recipes.build import plan_of, with_spare
-from saltflat.runs.execute import execute
+from saltflat.runs.execute import _event_on_record, execute
 from saltflat.runs.layout import Folder
 
 SIZE = 1437
@@ -54,7 +57,9 @@ def test_more_crashes_than_spare_steps(name: str, tmp_path: Path) -> None:
     recipe = shipped("digits").but({"batch_size": 400, **METHODS[name]})
     plan, split, folder = plan_of(recipe, SIZE), digits(), Folder(tmp_path / "one")
     assert plan.steps == 7
-    for number, step in enumerate([2, 4, 4, 5]):  # each crash loses one step, or two, as not every one is kept
+    for number, step in enumerate(
+        [2, 4, 4, 5]
+    ):  # each crash loses one step, or two, as not every one is kept
         with pytest.raises(Crash):
             execute(recipe, plan, split, folder, resume=number > 0, watch=crashed(step))
     outcome = execute(recipe, plan, split, folder, resume=True)
@@ -77,10 +82,8 @@ def test_a_shared_budget_that_ends_in_the_middle_ends_the_run(tmp_path: Path) ->
     """Other runs spent what was left. A run that has taken a step ends with it; one that has not is refused."""
     recipe = shipped("digits").but({"batch_size": 400, "phase.0.epochs": 2.0})
     plan, split, shared = plan_of(recipe, SIZE), digits(), tmp_path / "shared"
-    enough = plan_of(recipe.but({"phase.0.epochs": 1.0}), SIZE).scaled(1)
     noise = plan.phases[0].noise_multiplier
-    four = with_spare(enough, 0).by_cost().total()
-    budget = Budget(epsilon=_cost(plan.rate, noise, four) * 1.0001, delta=recipe.delta)
+    budget = Budget(epsilon=_cost(plan.rate, noise, 4) * 1.0001, delta=recipe.delta)
     Ledger.open(shared, dataset="digits", budget=budget).close()
     outcome = execute(recipe, plan, split, Folder(tmp_path / "one"), ledger=shared)
     assert any("would pass" in each for each in outcome.statement.warnings)
@@ -89,6 +92,21 @@ def test_a_shared_budget_that_ends_in_the_middle_ends_the_run(tmp_path: Path) ->
     with pytest.raises(BudgetError):
         execute(recipe, plan, split, Folder(tmp_path / "two"), ledger=shared)
     assert not (tmp_path / "two").exists()
+
+
+@pytest.mark.parametrize("why", ["", "3 steps were left out"])
+def test_what_is_stated_covers_the_record(why: str) -> None:
+    """The plan, what was paid for, or whatever else was charged to this run."""
+    recipe = shipped("digits").but({"batch_size": 400, "spare": 2})
+    plan = plan_of(recipe, SIZE)
+    ((cost, steps),) = plan.by_cost().items()
+    for more in (-3, 0, 1, 2, 3, 40):
+        event = _event_on_record(recipe, plan, {cost: steps + more}, Ended(Position(0, {}), why))
+        stated = bounds.epsilon(event, recipe.delta, adjacency=plan.relation)
+        on_record = _cost(*cost, steps + more)
+        assert stated >= max(on_record, plan.epsilon(recipe.delta)) * (1 - 1e-9)
+        if more <= 2:
+            assert stated <= recipe.epsilon
 
 
 def _cost(rate: float, noise: float, steps: int) -> float:
