@@ -163,7 +163,6 @@ class Desk:
             buffer = BytesIO()
             np.save(buffer, chosen, allow_pickle=False)
             durable.replace(file, self._tag(number, of, part, buffer.getvalue()) + buffer.getvalue())
-            os.chmod(file, 0o600)
 
     def _tag(self, number: int, of: bytes, part: Examples, content: bytes) -> bytes:
         """A hash of what was kept and of all that decided it, under the run's identity."""
