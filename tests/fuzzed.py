@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 import saltflat as sf
-from saltflat.privacy.accounting import bounds, calibration, events, filters, selection, splits
-from saltflat.privacy.record.statement import Declared, membership_advantage, posterior_bound
+from saltflat.privacy.accounting import bounds, calibration, events, filters, risk, selection, splits
+from saltflat.privacy.record.statement import Declared
 
 
 class Odd:
@@ -653,12 +653,18 @@ ACCOUNTS = (
         weight=1,
     ),
     Place(
-        "membership_advantage", membership_advantage, {"epsilon": number(0, math.inf, 1.0), "delta": DELTA}
+        "tradeoff",
+        lambda **given: risk.TradeOff("", 0.3, ((0.0, 0.3),)).posterior(**given),
+        {
+            "prior": number(0, 1, 0.5),
+            "false_positives": number(0, 1, 0.01),
+        },
     ),
     Place(
-        "posterior_bound",
-        lambda **given: posterior_bound(1.0, 1e-5, **given),
-        {"prior": number(0, 1, 0.5), "false_positives": number(0, 1, 0.01)},
+        "calibrate to an advantage",
+        lambda **given: sf.calibrate(sf.Plan(phases=(phase(),), rate=1.0, size=12), **given),
+        {"advantage": number(1e-5, 1, 0.1, below=True)},
+        weight=1,
     ),
     Place("rounded_up", p.rounded_up, {"value": PRINTED, "digits": counted(1, 15, 3)}),
     Place(

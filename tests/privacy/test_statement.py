@@ -10,17 +10,18 @@ import pytest
 from saltflat.errors import AccountingError, PrivacyError, SettingError
 from saltflat.privacy.accounting.bounds import epsilon, epsilon_unamplified
 from saltflat.privacy.accounting.events import REPLACE, fixed_size_event, phase_event, repeated, step_event
+from saltflat.privacy.accounting.risk import tradeoff
 from saltflat.privacy.accounting.selection import NOT_SELECTED, PUBLIC_PROXY, poisson_trials
 from saltflat.privacy.record.statement import (
     NOT_COVERED,
+    PLAIN,
     SEEDED,
+    TECHNICAL,
     Declared,
     delta_warnings,
-    membership_advantage,
-    posterior_bound,
+    from_json,
     rounded_up,
     state,
-    true_positive_bound,
 )
 
 RUN = phase_event(0.01, 1.5, 1000)
@@ -111,30 +112,59 @@ def test_empty_words_are_refused(setting: dict[str, str]) -> None:
         Declared(delta=1e-6, size=60_000, **setting)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("noise", [0.5, 1.0, 3.0])
-def test_attack_bounds_hold_for_the_best_attack_on_a_gaussian(noise: float) -> None:
-    """Threshold tests on N(0, s^2) against N(1, s^2) are the best attacks there are."""
-    delta = 1e-5
-    value = epsilon(step_event(1, noise), delta)
-    normal = lambda x: 0.5 * math.erfc(-x / math.sqrt(2))
-    for threshold in [k / 10 for k in range(-40, 51)]:
-        found, alarms = normal((1 - threshold) / noise), normal(-threshold / noise)
-        assert found - alarms <= membership_advantage(value, delta)
-        assert found <= true_positive_bound(value, delta, false_positives=alarms) + 1e-12
-        precision = found / (found + alarms)
-        assert precision <= posterior_bound(value, delta, prior=0.5, false_positives=alarms) + 1e-12
+def test_plain_words_come_first_and_the_technical_statement_after_them() -> None:
+    found = state(RUN, HONEST)
+    first, second = str(found).split(f"\n\n{TECHNICAL}\n")
+    assert first.startswith(PLAIN)
+    assert second.splitlines() == found.technical()
+    share = rounded_up(100 * found.membership_accuracy)
+    assert f"right in at most {share} % of cases (50 % is a coin flip)" in first
+    assert "epsilon" not in first
+    assert "delta" not in first
+    assert "epsilon" in second
 
 
-def test_attack_bounds_at_the_ends() -> None:
-    assert membership_advantage(0.0, 1e-30) == pytest.approx(0, abs=1e-12)
-    assert membership_advantage(1e4, 1e-5) == 1
-    assert true_positive_bound(1e4, 1e-5, false_positives=0.01) == 1
-    assert posterior_bound(1.0, 1e-5, prior=0.0, false_positives=0.01) == 0
-    for bad in (math.nan, -0.1, 1.1):
-        with pytest.raises(SettingError):
-            true_positive_bound(1.0, 1e-5, false_positives=bad)
-        with pytest.raises(SettingError):
-            posterior_bound(1.0, 1e-5, prior=bad, false_positives=0.01)
+def test_the_risk_is_that_of_the_trade_off_curve() -> None:
+    found, curve = state(RUN, HONEST), tradeoff(RUN)
+    assert found.membership_advantage == curve.advantage
+    assert found.membership_accuracy == (1 + curve.advantage) / 2
+    assert (found.posterior, found.tradeoff) == (curve.posterior(0.5), curve.curve())
+    assert dict(found.posteriors) == {prior: curve.posterior(prior) for prior in (0.01, 0.1, 0.5)}
+    assert found.risk_source == "PLD"
+    for part in (found.plain(), found.technical()):
+        said = " ".join(part)
+        for rate in (0.001, 0.01):
+            assert f"{rounded_up(100 * curve.true_positives(rate))} %" in said
+    swapped = state(RUN, HONEST, adjacency=REPLACE)
+    assert swapped.membership_advantage == tradeoff(RUN, adjacency=REPLACE).advantage > curve.advantage
+
+
+@pytest.mark.parametrize("noise", [0.01, 0.3, 0.5])
+def test_no_sentence_promises_a_hundred_per_cent(noise: float) -> None:
+    text = state(step_event(1.0, noise), HONEST).as_text()
+    assert "100 %" not in text
+    if noise == 0.01:
+        assert "may guess whether one given image was used right in nearly every case" in text
+        assert "no limit at 1 % false positives" in text
+
+
+def test_a_statement_of_an_older_version_shows_what_it_had() -> None:
+    """It has no curve: its advantage followed from one pair of epsilon and delta."""
+    facts = json.loads(state(RUN, HONEST).as_json())
+    for name in ("tradeoff", "posteriors", "risk_source"):
+        del facts[name]
+    facts |= {"membership_advantage": 0.46, "membership_accuracy": 0.73}
+    old = from_json(json.dumps(facts))
+    assert (old.plain(), old.tradeoff) == ([], ())
+    assert "right with probability at most 73 % (advantage at most 0.46)" in str(old)
+    assert PLAIN not in str(old)
+    nearly = from_json(json.dumps({**facts, "membership_accuracy": 0.9999}))
+    assert "100 %" not in str(nearly)
+
+
+def test_it_comes_back_from_json() -> None:
+    for event in (RUN, step_event(1.0, 0.01)):
+        assert from_json(state(event, HONEST).as_json()) == state(event, HONEST)
 
 
 def test_printing_never_lowers_a_bound() -> None:

@@ -91,6 +91,12 @@ def test_a_seeded_run_has_no_guarantee(tmp_path: Path) -> None:
     assert "| epsilon | NOT PRIVATE: seeded |" in text
 
 
+def test_plain_words_come_before_the_technical_statement(tmp_path: Path) -> None:
+    text = card(gather([write_run(tmp_path / "one")]))
+    assert text.index("### In plain words") < text.index("coin flip") < text.index("### Technical statement")
+    assert "| right guesses about one unit | at most " in text
+
+
 def test_a_run_that_ended_at_no_number_has_no_result(tmp_path: Path) -> None:
     path = write_run(tmp_path / "one")
     with (path / "metrics.jsonl").open("a") as file:

@@ -12,6 +12,7 @@ from conftest import EVIL, LONG
 from folders import RATE, without_pictures, write_landscape, write_metrics, write_run, write_statement
 
 from saltflat.privacy.record.ledger import Ledger
+from saltflat.report import words as said
 from saltflat.report.folder import gather
 from saltflat.report.page import page
 from saltflat.report.sections import SECTIONS
@@ -99,7 +100,7 @@ def test_ids_are_unique_and_references_lead_somewhere(whole: Path, full: Outline
 
 
 def test_figures_have_captions_and_names(full: Outline) -> None:
-    assert len(full.all("figure")) == len(full.all("figcaption")) == 3 + 2 + 3 + 3 + 2 + 1 + 2
+    assert len(full.all("figure")) == len(full.all("figcaption")) == 3 + 2 + 3 + 3 + 2 + 1 + 2 + 1
     pictures = [svg for svg in full.all("svg") if "aria-hidden" not in svg and "x" not in svg]
     assert all(svg["role"] == "img" and svg["aria-label"] for svg in pictures)
     assert len(full.all("canvas")) == 3
@@ -207,6 +208,40 @@ def test_what_must_be_seen_first(tmp_path: Path) -> None:
     assert (
         "Keep private" not in one_page(without_pictures(write_landscape(write_run(tmp_path / "good")))).words
     )
+
+
+def test_plain_words_and_the_trade_off_curve_come_before_the_technical_statement(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    html = page(gather([path]))
+    found = one_page(path).sections["statements"]
+    assert found.index("In plain words") < found.index("coin flip") < found.index("Technical statement")
+    assert "at 1 % false positives" in found
+    assert 'data-y="true positive rate"' in html
+    assert 'stroke-dasharray="4 3"' in html  # accusing at random
+    more = write_run(tmp_path / "more")
+    write_statement(more, stamp="NOT PRIVATE: seeded")
+    assert 'data-y="true positive rate"' not in page(gather([more]))
+
+
+def test_a_statement_of_an_older_version_has_neither(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    facts = json.loads((path / "statement.json").read_text())
+    for name in ("tradeoff", "posteriors", "risk_source"):
+        del facts[name]
+    (path / "statement.json").write_text(json.dumps(facts))
+    html = page(gather([path]))
+    assert "In plain words" not in html
+    assert 'data-y="true positive rate"' not in html
+    assert "is right with probability at most" in one_page(path).sections["statements"]
+
+
+def test_a_limit_is_not_shown_of_a_run_that_cost_more(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "one")
+    assert "at most" in said.guesses(gather([path])[0])
+    with Ledger.open(path / "ledger.jsonl", dataset="digits") as book:
+        book.run("again").charge(RATE, 2.0, steps=3)
+    assert said.guesses(gather([path])[0]) == "unknown"
+    assert 'data-y="true positive rate"' not in page(gather([path]))
 
 
 def test_measures_that_cannot_be_compared(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ def test_every_kind_of_picture_is_there(folders: Sequence[Path]) -> None:
         *("accuracy-epsilon", "accuracy-training", "epsilon-training", "line-loss", "line-accuracy"),
         *("contours-1", "contours-2", "contours-3", "surface-1", "surface-2", "surface-3"),
         *("between-loss", "between-accuracy", "spectrum", "noise-tolerance", "gradient-norms"),
+        "trade-off",
     ]
 
 

@@ -65,7 +65,7 @@ def parsed(told: object) -> Audited:
         raise ValueError(f"there is no kind of audit {told['kind']!r}")
     audited = Audited(
         kind=told["kind"],
-        claim=_made(Claim, told["claim"]),
+        claim=_made(Claim, {"advantage": 1.0, **told["claim"]}),
         bounds=_several(Bound, told["bounds"]),
         counts={str(name): int(_number(count)) for name, count in dict(told["counts"]).items()},
         controls=_several(Control, told["controls"]),

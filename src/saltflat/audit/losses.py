@@ -17,7 +17,8 @@ from saltflat.audit.rates import Errors, Scores, Worlds, best_threshold, lower, 
 from saltflat.audit.result import CERTAIN, CONFIDENCE, Audited, Bound, Claim, Control, Interval
 from saltflat.errors import DataError
 from saltflat.landscape import Access
-from saltflat.privacy.record.statement import membership_advantage
+from saltflat.privacy.accounting.risk import advantage_of_pair
+from saltflat.privacy.limits import rounded_up
 
 ABOUT = (
     "The adversary takes an example for a member if the model loses little on it. This is the weakest adversary here: "
@@ -75,8 +76,8 @@ def membership(
         known, by_heart = leaky
         controls += [_told(*(-losses(known, units) for units in (by_heart.members, by_heart.others)))]
     gain = advantage_between(members, others)
-    most = membership_advantage(claim.epsilon, claim.delta)
-    limit = f"The claim permits an advantage of {most:.3f} at most, to any adversary and for any one {claim.unit}."
+    most = min(claim.advantage, advantage_of_pair(claim.epsilon, claim.delta))
+    limit = f"The claim permits an advantage of {rounded_up(most)} at most, to any adversary, for any one {claim.unit}."
     return Audited(
         kind="membership",
         claim=claim,

@@ -34,6 +34,8 @@ MEANING = (
 class Claim:
     """What is under test: an upper bound on epsilon, and for whom it is claimed.
 
+    ``advantage`` is what the run claims of the membership advantage; 1: no more than follows from epsilon and delta.
+
     >>> Claim(epsilon=4.3772, delta=1e-5).as_text()
     'epsilon 4.38 at delta 1e-05; unit: one example; adjacency: add or remove one unit'
     """
@@ -42,12 +44,15 @@ class Claim:
     delta: float
     unit: str = "example"
     adjacency: str = "add or remove one unit"
+    advantage: float = 1.0
 
     def __post_init__(self) -> None:
         if not (0 <= self.epsilon < math.inf and 0 < self.delta < 1):
             raise SettingError(
                 f"a claim is a finite epsilon at a delta between 0 and 1; got {self.epsilon} at {self.delta}"
             )
+        if not 0 <= self.advantage <= 1:
+            raise SettingError(f"the advantage of a claim lies between 0 and 1; got {self.advantage}")
 
     @classmethod
     def of(cls, statement: Statement) -> Claim:
@@ -57,6 +62,7 @@ class Claim:
             delta=statement.delta,
             unit=statement.unit,
             adjacency=statement.adjacency,
+            advantage=statement.membership_advantage,
         )
 
     def as_text(self) -> str:

@@ -187,7 +187,11 @@ def _membership(given: _Given, shown: _Shown) -> Audited:
         anything = torch.from_numpy(10 * given.safeguards.sampling.random(every.count)).long()
         wrong = _by_coins(Examples(every.inputs, anything), given)  # such labels can only be learnt by heart
         leaky = _trained(_without_noise(given.plan), given, wrong.members, "a model that leaks", shown), wrong
-    claim = Claim(epsilon=given.plan.epsilon(given.recipe.delta), delta=given.recipe.delta)
+    claim = Claim(
+        epsilon=given.plan.epsilon(given.recipe.delta),
+        delta=given.recipe.delta,
+        advantage=given.plan.tradeoff().advantage,
+    )
     audited = membership(trained, sides, claim=claim, access=PUBLIC, leaky=leaky)
     return dataclasses.replace(audited, seconds=time.monotonic() - began)
 

@@ -49,7 +49,21 @@ Epochs = Annotated[float | None, typer.Option(help="How often each unit is used,
 Delta = Annotated[
     float, typer.Option(help="The delta of (epsilon, delta); about 1 / (10 x units), e.g. 1e-6.")
 ]
-Epsilon = Annotated[float, typer.Option(help="The epsilon to spend.")]
+Epsilon = Annotated[float | None, typer.Option(help="The epsilon to spend; or give --advantage.")]
+Advantage = Annotated[
+    float | None,
+    typer.Option(
+        help="In the place of --epsilon: the most by which any attack's true positive rate may pass its false positive "
+        "rate, such as 0.1."
+    ),
+]
+Priors = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--prior",
+        help="The probability, before an attack, that the unit was used; what becomes of it is printed. Repeatable.",
+    ),
+]
 Noise = Annotated[float, typer.Option(help="The noise multiplier: sigma divided by the clip norm.")]
 MaybeNoise = Annotated[
     float | None,
@@ -88,9 +102,10 @@ def epsilon(
     batch: Batch = None,
     epochs: Epochs = None,
     phase: NoisyPhases = None,
+    prior: Priors = None,
     as_json: AsJson = False,
 ) -> None:
-    """What a run costs: epsilon at this delta.
+    """What a run costs: epsilon at this delta, and what an attacker may learn of one unit.
 
     Examples:
 
@@ -99,6 +114,8 @@ def epsilon(
         saltflat budget epsilon --size 60000 --batch 256 --epochs 60 --noise 1.1 --delta 1e-5
 
         saltflat budget epsilon --rate 0.04 --delta 1e-5 --phase 250:1.54 --phase 500:14.0
+
+        saltflat budget epsilon --rate 0.04 --noise 2 --steps 750 --delta 1e-5 --prior 0.001
     """
     from saltflat.privacy.accounting import bounds
     from saltflat.privacy.accounting.splits import phases_event
@@ -116,14 +133,16 @@ def epsilon(
         "accountant": found.accountant,
         "epsilon_rdp": bounds.rdp_epsilon(event, delta),
         "epsilon_unamplified": bounds.epsilon_unamplified(event, delta),
+        **_risk(event, prior),
     }
     _answer({**facts, **_context(event, delta)}, as_json, _epsilon_lines)
 
 
 @group.command()
 def noise(
-    epsilon: Epsilon,
     delta: Delta,
+    epsilon: Epsilon = None,
+    advantage: Advantage = None,
     rate: Rate = None,
     steps: MaybeSteps = None,
     size: Size = None,
@@ -133,7 +152,7 @@ def noise(
     split: HowSplit = Split.joint_ratio,
     as_json: AsJson = False,
 ) -> None:
-    """The noise multiplier of each phase that spends epsilon, and not more.
+    """The noise multiplier of each phase that spends epsilon, or the membership advantage, and not more.
 
     Examples:
 
@@ -142,10 +161,14 @@ def noise(
         saltflat budget noise --epsilon 2 --delta 1e-5 --size 50000 --batch 2000 --epochs 30
 
         saltflat budget noise --epsilon 2 --delta 1e-5 --rate 0.04 --phase 250:0.9 --phase 500:0.1
+
+        saltflat budget noise --advantage 0.1 --delta 1e-5 --rate 0.04 --steps 750
     """
     from saltflat.privacy.accounting import bounds
+    from saltflat.privacy.accounting.calibration import noise_for
     from saltflat.privacy.accounting.splits import SPLITS, phases_event
 
+    target = _one_target(epsilon, advantage)
     rate = _rate(rate, size, batch)
     phases = [*_plain_phase(_steps(steps, epochs, rate), 1.0), *_pairs("--phase", phase, "STEPS:SHARE")]
     if not phases:
@@ -153,22 +176,32 @@ def noise(
             "no steps were given: add --steps or --epochs, or --phase STEPS:SHARE for each phase"
         )
     counts, shares = [count for count, _ in phases], [share for _, share in phases]
-    noises = SPLITS[split.value](epsilon=epsilon, delta=delta, rate=rate, steps=counts, shares=shares)
+    if epsilon is not None:
+        noises = SPLITS[split.value](epsilon=epsilon, delta=delta, rate=rate, steps=counts, shares=shares)
+    elif len(counts) > 1:
+        raise SettingError(
+            "shares of several phases divide epsilon: give --epsilon, or one phase and --advantage"
+        )
+    else:
+        noises = (noise_for(advantage=advantage, rate=rate, steps=counts[0]),)
     event = phases_event(rate, noises, counts)
     facts = {
         "noise": list(noises),
         "steps": counts,
         "split": split.value,
+        "target": target,
         "epsilon": bounds.epsilon(event, delta),
+        **_risk(event),
     }
     _answer({**facts, **_context(event, delta)}, as_json, _noise_lines)
 
 
 @group.command()
 def plan(
-    epsilon: Epsilon,
     delta: Delta,
     noise: Noise,
+    epsilon: Epsilon = None,
+    advantage: Advantage = None,
     rate: Rate = None,
     size: Size = None,
     batch: Batch = None,
@@ -180,21 +213,56 @@ def plan(
 
         saltflat budget plan --epsilon 2 --delta 1e-5 --rate 0.04 --noise 2.35
     """
+    from saltflat.privacy.accounting import bounds
     from saltflat.privacy.accounting.calibration import steps_for
     from saltflat.privacy.accounting.events import phase_event
 
+    target = _one_target(epsilon, advantage)
+    limit = {"epsilon": epsilon, "delta": delta} if epsilon is not None else {"advantage": advantage}
     rate = _rate(rate, size, batch)
-    steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
-    rows = [_plan_row(epsilon, delta, rate, factor * noise) for factor in (0.7, 0.85, 1.0, 1.2, 1.5)]
-    facts = {"steps": steps, "epochs": steps * rate, "epsilon": epsilon, "noise": noise, "table": rows}
-    _answer({**facts, **_context(phase_event(rate, noise, steps), delta)}, as_json, _plan_lines)
+    steps = steps_for(**limit, rate=rate, noise_multiplier=noise)
+    rows = [_plan_row(limit, rate, factor * noise) for factor in (0.7, 0.85, 1.0, 1.2, 1.5)]
+    event = phase_event(rate, noise, steps)
+    facts = {
+        "steps": steps,
+        "epochs": steps * rate,
+        "target": target,
+        "epsilon": bounds.epsilon(event, delta) if epsilon is None else epsilon,
+        **_risk(event),
+        "noise": noise,
+        "table": rows,
+    }
+    _answer({**facts, **_context(event, delta)}, as_json, _plan_lines)
 
 
-def _plan_row(epsilon: float, delta: float, rate: float, noise: float) -> dict[str, Any]:
+def _one_target(epsilon: float | None, advantage: float | None) -> str:
+    """The target in words, for a table; exactly one of the two is given."""
+    if epsilon is None and advantage is None:
+        raise SettingError("no target was given: add --epsilon or --advantage")
+    if epsilon is not None and advantage is not None:
+        raise SettingError("--epsilon and --advantage both decide the noise; leave one of them out")
+    return f"advantage {advantage:g}" if epsilon is None else f"epsilon {epsilon:g}"
+
+
+def _risk(event: DpEvent, priors: list[float] | None = None) -> dict[str, Any]:
+    """What an attacker may learn of one unit at most."""
+    from saltflat.privacy.accounting import risk
+
+    found = risk.tradeoff(event)
+    return {
+        "advantage": found.advantage,
+        "right_guesses": found.accuracy,
+        "true_positives": [[rate, found.true_positives(rate)] for rate in risk.RATES],
+        "posteriors": [[prior, found.posterior(prior)] for prior in priors or risk.PRIORS],
+        "risk_source": found.source,
+    }
+
+
+def _plan_row(limit: dict[str, Any], rate: float, noise: float) -> dict[str, Any]:
     from saltflat.privacy.accounting.calibration import steps_for
 
     try:
-        steps = steps_for(epsilon=epsilon, delta=delta, rate=rate, noise_multiplier=noise)
+        steps = steps_for(**limit, rate=rate, noise_multiplier=noise)
     except AccountingError:
         steps = 0
     return {"noise": noise, "steps": steps, "epochs": steps * rate}
@@ -277,6 +345,21 @@ def _epsilon_lines(facts: dict[str, Any]) -> list[Any]:
     return [
         f"epsilon [bold]{up('epsilon')}[/bold]  ({facts['accountant']})",
         f"second opinion {up('epsilon_rdp')} (RDP); without the help of sampling {up('epsilon_unamplified')}",
+        *_risk_lines(facts),
+    ]
+
+
+def _risk_lines(facts: dict[str, Any]) -> list[str]:
+    """The same in sentences, rounded up."""
+    from saltflat.privacy.limits import rounded_up
+
+    percent = lambda share: f"{rounded_up(100 * share)} %"
+    found = ", ".join(f"{percent(true)} at {100 * false:g} %" for false, true in facts["true_positives"])
+    beliefs = ", ".join(f"{percent(after)} from {100 * before:g} %" for before, after in facts["posteriors"])
+    return [
+        f"an attacker guesses whether one unit was used right in at most {percent(facts['right_guesses'])} of cases "
+        f"(advantage {rounded_up(facts['advantage'])}; 50 % is a coin flip)",
+        f"true positive rate at most {found} false positives; posterior at 1 % false positives at most {beliefs}",
     ]
 
 
@@ -285,15 +368,14 @@ def _noise_lines(facts: dict[str, Any]) -> list[Any]:
 
     phases = zip(facts["noise"], facts["steps"], strict=True)
     lines = [f"noise [bold]{rounded_up(sigma, 4)}[/bold] for {steps} steps" for sigma, steps in phases]
-    return [*lines, f"together epsilon {rounded_up(facts['epsilon'], 4)} (split: {facts['split']})"]
+    how = f" (split: {facts['split']})" if len(facts["steps"]) > 1 else ""
+    return [*lines, f"together epsilon {rounded_up(facts['epsilon'], 4)}{how}", *_risk_lines(facts)]
 
 
 def _plan_lines(facts: dict[str, Any]) -> list[Any]:
     from rich.table import Table
 
-    table = Table(
-        "noise", "steps", "epochs", title=f"what epsilon {facts['epsilon']:g} affords", title_style=""
-    )
+    table = Table("noise", "steps", "epochs", title=f"what {facts['target']} affords", title_style="")
     for row in facts["table"]:
         table.add_row(f"{row['noise']:.4g}", str(row["steps"] or "none"), f"{row['epochs']:.4g}")
-    return [f"[bold]{facts['steps']}[/bold] steps, {facts['epochs']:.4g} epochs", table]
+    return [f"[bold]{facts['steps']}[/bold] steps, {facts['epochs']:.4g} epochs", *_risk_lines(facts), table]

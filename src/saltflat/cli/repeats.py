@@ -128,7 +128,7 @@ def _begin_ledger(ledger: Path, recipe: Recipe, plan: Plan, times: int) -> None:
             "name one by --ledger"
         )
     budget = None
-    if recipe.epsilon is not None and not ledger.exists():
+    if (recipe.epsilon is not None or recipe.advantage is not None) and not ledger.exists():
         generous = with_spare(plan, recipe.spare)
         budget = Budget(epsilon=_joint(generous, recipe.delta, times) * (1 + 1e-6), delta=recipe.delta)
     Ledger.open(ledger, dataset=recipe.data, budget=budget).close()
@@ -168,7 +168,7 @@ def _report(outcomes: list[Outcome], repeats: Repeats, asked: Asked, console: Co
             f"test accuracy {mean:.2%} ± {error:.2%} (mean and standard error over {len(right)} repeats, last weights)",
         )
     last = outcomes[-1]
-    _say(console, last.statement.as_text().splitlines()[0].replace("This run is", "Each run by itself is"))
+    _say(console, last.statement.technical()[0].replace("This run is", "Each run by itself is"))
     _say(
         console,
         f"All {len(outcomes)} together, and whatever else is on record in the ledger: epsilon "

@@ -18,7 +18,7 @@ import typer
 from saltflat.cli.machine import check_machine
 from saltflat.cli.processes import launcher, placed, restarts, started_again
 from saltflat.cli.screen import screen
-from saltflat.cli.settings import Flag, changes
+from saltflat.cli.settings import Flag, changes, for_target
 from saltflat.errors import GroupError, Interrupted, SettingError
 from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents
@@ -211,6 +211,7 @@ def chosen_of(
     from saltflat.runs.begin import resumed
 
     there = resumed(asked.folder) if asked.resume else None
+    document = for_target(document, given, sets)
     here = from_document(document.but(changes(document, given, sets, flags=flags)))
     _check_command(here, asked)
     if here != there:
@@ -272,6 +273,8 @@ def announce(recipe: Recipe, plan: Plan, console: Console) -> None:
     spent = f"epsilon {rounded_up(plan.epsilon(recipe.delta), 4)} at delta {recipe.delta:g}"
     if recipe.epsilon is not None:
         spent += f" (at most {recipe.epsilon:g} with {recipe.spare} spare {step}s)"
+    if recipe.advantage is not None:
+        spent += f", for advantage at most {recipe.advantage:g} with {recipe.spare} spare {step}s"
     phases = [
         f"phase {number}: {phase.steps} {step}s of {phase.method} with {phase.optimizer}, noise "
         f"{phase.noise_multiplier:.4g}, clip norm {phase.clip_norm}"

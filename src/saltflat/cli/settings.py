@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from saltflat.errors import DataError, SettingError
@@ -32,6 +32,9 @@ class Flag:
         return "--" + self.name.replace("_", "-")
 
 
+ADVANTAGE = (
+    "In the place of --epsilon: how far any attack's true positive rate may pass its false positive rate."
+)
 FLAGS = (
     Flag(
         "data",
@@ -48,6 +51,7 @@ FLAGS = (
     Flag("model", "Network of saltflat.models: mlp (fits any), digits_cnn, '{mlp = {width = 64}}', ..."),
     Flag("size", "Declared number of training examples: the official one, or a public bound on yours."),
     Flag("epsilon", "The epsilon that the run may spend, one example added or removed."),
+    Flag("advantage", ADVANTAGE),
     Flag("delta", "The delta that goes with it."),
     Flag("batch_size", "Expected number of examples in a step (Poisson sampling)."),
     Flag("method", "Such as DPSGD or '{SAT = {radius = 0.03}}'; dp-sgd, dp-sat, dp-sam.", of_phase=True),
@@ -72,6 +76,7 @@ CLIENT_FLAGS = (
         keys=("clients", "split"),
     ),
     Flag("epsilon", "The epsilon that the run may spend, one client added or removed."),
+    Flag("advantage", ADVANTAGE),
     Flag("rounds", "Number of rounds.", of_phase=True, keys=("steps",)),
     Flag("rate", "Each client's probability to join a round."),
     Flag("draw", "How clients are drawn: Poisson, or WithoutReplacement for exactly rate x clients."),
@@ -103,6 +108,18 @@ def changes(
             yield keys_of(key.strip()), word(value.strip()), "--set"
         except DataError as error:
             raise SettingError(f"--set {text[:60]}: {error}") from None
+
+
+def for_target(document: Document, given: Mapping[str, str], sets: Sequence[str]) -> Document:
+    """The document without its target where a flag gives one of the other kind: one of the two decides the noise."""
+    asked = {text.partition("=")[0].strip() for text in sets} | set(given)
+    if {"epsilon", "advantage"} <= asked:
+        raise SettingError("--epsilon and --advantage both decide the noise; leave one of them out")
+    for name, other in (("advantage", "epsilon"), ("epsilon", "advantage")):
+        if name in asked and other in document.table:
+            table = {key: value for key, value in document.table.items() if key != other}
+            document = replace(document, table=table)
+    return document
 
 
 def value_of(flag: Flag, text: str) -> Any:

@@ -18,7 +18,7 @@ import typer
 from saltflat.cli.machine import DataDir, Device, Threads, check_machine
 from saltflat.cli.running import DryRun, Sets, Shared, loaded, with_flags
 from saltflat.cli.screen import screen
-from saltflat.cli.settings import FLAGS, changes
+from saltflat.cli.settings import FLAGS, changes, for_target
 from saltflat.errors import DataError, Interrupted, SaltflatError, SettingError
 from saltflat.privacy.limits import rounded_up
 from saltflat.recipes import documents, toml
@@ -212,6 +212,7 @@ def _wanted(
     from saltflat.runs.sweep import Sweep
 
     document = current(documents.read(recipe or USUAL))
+    document = for_target(document, given, sets)
     document = document.but(changes(document, given, sets, flags=FLAGS))
     base = from_document(document)
     whole = Document(fitted(base, form_of(base, data_dir)).as_document())

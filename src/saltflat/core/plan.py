@@ -25,7 +25,7 @@ from saltflat.door import (
 )
 from saltflat.errors import SettingError
 from saltflat.optimizers import EMA, Optimizer
-from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting import bounds, risk
 from saltflat.privacy.accounting.calibration import ACCOUNTANTS, calibrate_scale
 from saltflat.privacy.accounting.events import ADD_REMOVE, REPLACE, Adjacency, ChosenDpEvent, compose
 from saltflat.privacy.accounting.filters import RdpFilter, planned_order
@@ -279,6 +279,18 @@ class Plan:
         """An upper bound on epsilon; unit: as the contribution says; adjacency: as its draw says."""
         return bounds.epsilon(self.event(), delta, adjacency=self.relation)
 
+    def tradeoff(self) -> risk.TradeOff:
+        """The most that any attack learns of one unit: advantage, true positive rates, posteriors.
+
+        >>> from saltflat.optimizers import SGD
+        >>> from saltflat.methods import DPSGD
+        >>> phase = Phase(method=DPSGD(), steps=100, noise_multiplier=4.0, clip_norm=0.1, optimizer=SGD(lr=2))
+        >>> found = Plan(phases=(phase,), rate=0.05, size=1000).tradeoff()
+        >>> round(found.advantage, 3), round(found.posterior(prior=0.1), 2)
+        (0.051, 0.13)
+        """
+        return risk.tradeoff(self.event(), adjacency=self.relation)
+
     def scaled(self, factor: float) -> Plan:
         """The same plan with every noise multiplier times ``factor``."""
         noisier = (replace(p, noise_multiplier=p.noise_multiplier * factor) for p in self.phases)
@@ -304,22 +316,32 @@ def _check_handover(phase: Phase, following: Phase) -> None:
         )
 
 
-def calibrate(plan: Plan, *, epsilon: float, delta: float, spare: int = 0, accountant: str = "PLD") -> Plan:
-    """The plan with its noise multipliers times one common factor, so that it spends ``epsilon``.
+def calibrate(
+    plan: Plan,
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    spare: int = 0,
+    accountant: str = "PLD",
+) -> Plan:
+    """The plan with its noise multipliers times one common factor, so that it spends ``epsilon``, or ``advantage``.
 
     The phases' ratios are kept.
 
     Args:
         plan: What will run. Its noise multipliers say how noise is shared out between phases.
-        epsilon: The most that the run may cost.
-        delta: The delta that goes with it.
+        epsilon: The most that the run may cost, at ``delta``.
+        delta: The delta of epsilon.
+        advantage: The target in the place of epsilon and delta: the most by which any attack's true positive rate may
+            pass its false positive rate. 0.1 keeps guesses about one unit right in at most 55 % of cases.
         spare: So many more steps of each phase are paid for, but not planned. A kill wastes steps that were charged;
-            with spare ones the run still takes every planned step within ``epsilon``.
+            with spare ones the run still takes every planned step within the target.
         accountant: "PLD", which is what `Plan.epsilon` reports, or "RDP", which most papers used and which asks for
-            7 to 8 % more noise.
+            7 to 8 % more noise. It has no part in an advantage.
 
     Returns:
-        The plan. With its spare steps it costs at most ``epsilon``, and at least 99 % of it by the accountant.
+        The plan. With its spare steps it costs at most the target, and at least 99 % of it by the accountant.
 
     Guarantee:
         At most ``epsilon`` by `Plan.epsilon` whichever the accountant: both bounds are upper ones, and the smaller
@@ -336,6 +358,7 @@ def calibrate(plan: Plan, *, epsilon: float, delta: float, spare: int = 0, accou
         lambda scale: longest.scaled(scale).event(),
         epsilon=epsilon,
         delta=delta,
+        advantage=advantage,
         accountant=ACCOUNTANTS[accountant](plan.relation),
     )
     return plan.scaled(factor)

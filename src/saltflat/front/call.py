@@ -35,6 +35,7 @@ def fit(
     epsilon: float | None = None,
     delta: float | None = None,
     noise_multiplier: float | None = None,
+    advantage: float | None = None,
     method: AnyMethod = METHOD,
     batch_size: int | None = None,
     epochs: float | None = None,
@@ -65,6 +66,8 @@ def fit(
     examples, 20 below 10,000, 40 from there; delta is the largest power of ten that is at most 1 / (10 size), and at
     most 1e-5.
     ``noise_multiplier``, in the place of epsilon, is the noise divided by the clip norm; the statement has the epsilon.
+    ``advantage``, in the place of both, is the most by which the true positive rate of any membership attack may pass
+    its false positive rate: 0.1 keeps guesses about one example right in at most 55 % of cases.
     ``private=False`` is a baseline: the same steps with neither clip nor noise, stamped as not private everywhere. The
     usual learning rate is then times clip_norm, as gradients are not clipped to it.
     ``views`` and ``augment`` are those of `per_example`. ``plan``, from `sai` or of phases of your own, takes the place
@@ -92,6 +95,7 @@ def fit(
     epsilon 3 at delta 1e-05
     unit: one example; adjacency: add or remove one unit
     sampling: Poisson sampling at rate 0.5; accountant: PLD
+    an attacker guesses whether one example was used right in at most ... % of cases (advantage at most ...)
     DPSGD: 20 steps, noise multiplier ...
     """
     with shown(quiet=quiet) as screen:
@@ -106,6 +110,7 @@ def fit(
                 "epsilon": epsilon,
                 "delta": delta,
                 "noise_multiplier": noise_multiplier,
+                "advantage": advantage,
                 "method": method,
                 "batch_size": batch_size,
                 "epochs": epochs,

@@ -19,12 +19,13 @@ from saltflat.core.train import Ended, Progress, Running, Watch, is_true, traina
 from saltflat.errors import Interrupted
 from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
 from saltflat.front.shown import Shown
-from saltflat.privacy.accounting.events import compose
+from saltflat.privacy.accounting.events import REPLACE, adjacency_words, compose
 from saltflat.privacy.limits import SEEDED, rounded_up
 from saltflat.privacy.record.costs import event_of
 from saltflat.privacy.record.statement import Statement, state
 from saltflat.tree import Tree, has_shards
 
+SWAPPED = adjacency_words(REPLACE)
 CTRL_C, WATCH = "Ctrl-C", "watch"
 
 
@@ -85,6 +86,7 @@ def told(statement: Statement, plan: Plan) -> str:
             cost,
             f"unit: one {statement.unit}; adjacency: {statement.adjacency}",
             f"sampling: {statement.sampling}; accountant: {statement.accountant}",
+            *_guesses(statement),
             *(
                 f"{type(phase.method).__name__}: {phase.steps} steps, noise multiplier {phase.noise_multiplier:.3g}"
                 for phase in plan.phases
@@ -92,6 +94,22 @@ def told(statement: Statement, plan: Plan) -> str:
             *(f"warning: {warning}" for warning in statement.warnings),
         ]
     )
+
+
+def _guesses(statement: Statement) -> list[str]:
+    """What an attacker may guess; nothing where the stamp says that nothing is promised, or that would be no limit."""
+    said = rounded_up(100 * statement.membership_accuracy)
+    if statement.stamp or float(said) >= 100:
+        return []
+    asked = (
+        f"which of two {statement.unit}s"
+        if statement.adjacency == SWAPPED
+        else f"whether one {statement.unit}"
+    )
+    return [
+        f"an attacker guesses {asked} was used right in at most {said} % of cases (advantage at most "
+        f"{rounded_up(statement.membership_advantage)})"
+    ]
 
 
 def fitted(

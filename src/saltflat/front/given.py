@@ -30,6 +30,7 @@ from saltflat.optimizers import Optimizer
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.limits import (
     STEPS_CEILING,
+    checked_advantage,
     checked_delta,
     checked_epsilon,
     checked_noise,
@@ -64,6 +65,7 @@ class Settings:
     epsilon: float | None = None
     delta: float | None = None
     noise_multiplier: float | None = None
+    advantage: float | None = None
     method: AnyMethod = METHOD
     batch_size: int | None = None
     epochs: float | None = None
@@ -78,6 +80,12 @@ class Settings:
             _checked(checked_delta, self.delta)
         if self.epsilon is not None and not _checked(checked_epsilon, self.epsilon) > 0:
             raise SettingError(f"epsilon must be positive; got {self.epsilon}")
+        if self.advantage is not None:
+            _checked(checked_advantage, self.advantage)
+            if self.epsilon is not None:
+                raise SettingError(
+                    "epsilon and advantage both decide the noise: give one of them; the statement has the other"
+                )
         if not isinstance(self.private, bool):
             raise SettingError(f"private is True, or False for a plain baseline; got {_named(self.private)}")
         if not (self.size is None or is_whole(self.size, 1, LARGEST_SIZE)):
@@ -90,8 +98,10 @@ class Settings:
             self._check_plan()
 
     def _check_phase(self) -> None:
-        if self.private and self.epsilon is None and self.noise_multiplier is None:
-            raise SettingError("epsilon is missing: say how much privacy the run may cost, such as epsilon=3")
+        if self.private and self.epsilon is None and self.advantage is None and self.noise_multiplier is None:
+            raise SettingError(
+                "epsilon is missing: say how much privacy the run may cost, such as epsilon=3, or advantage=0.1"
+            )
         if self.noise_multiplier is not None:
             self._check_noise()
         if not (self.batch_size is None or is_whole(self.batch_size)):
@@ -104,6 +114,8 @@ class Settings:
     def _check_noise(self) -> None:
         if self.epsilon is not None:
             raise SettingError("epsilon decides the noise: give epsilon or noise_multiplier, not both")
+        if self.advantage is not None:
+            raise SettingError("advantage decides the noise: give advantage or noise_multiplier, not both")
         if self.noise_multiplier == 0:
             raise SettingError(
                 "noise_multiplier is 0: for a baseline without clip and noise say private=False"
@@ -115,7 +127,7 @@ class Settings:
             raise SettingError(
                 f"plan is a Plan, from sai(...) or of your own phases; got a {type(self.plan).__name__}"
             )
-        aside = ("epsilon", "delta", "plan", "private")
+        aside = ("epsilon", "advantage", "delta", "plan", "private")
         own = {f.name: f.default for f in fields(self) if f.name not in aside}
         both = [name for name, default in own.items() if getattr(self, name) != default]
         if both:
@@ -139,6 +151,8 @@ class Settings:
             plan = self._bare(plan)
         elif self.epsilon is not None:
             plan = calibrate(plan, epsilon=self.epsilon, delta=delta)
+        elif self.advantage is not None:
+            plan = calibrate(plan, advantage=self.advantage)
         return Ready(plan, delta, self.counted, self.private)
 
     def _one_phase(self, size: int) -> Plan:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from saltflat.errors import AccountingError
 
 DELTA_FLOOR = 1e-30
+ADVANTAGE_FLOOR = 1e-5  # of a target: no noise in range gives much less
 STEPS_CEILING = 10**9
 NOISE_RANGE = (1e-6, 1e12)
 SEEDED = "NOT PRIVATE: seeded"  # what every report on repeatable noise must say
@@ -36,6 +37,29 @@ def checked_epsilon(epsilon: object) -> float:
     if 0 <= value < math.inf:
         return value
     raise AccountingError(f"epsilon is {epsilon}: it must be a finite number of at least 0")
+
+
+def checked_advantage(advantage: object) -> float:
+    """A membership advantage in [1e-5, 1) as a target, or a refusal.
+
+    >>> checked_advantage(0.1)
+    0.1
+    """
+    value = real("advantage", advantage)
+    if ADVANTAGE_FLOOR <= value < 1:
+        return value
+    raise AccountingError(
+        f"advantage is {advantage}: it must be at least {ADVANTAGE_FLOOR:g} and below 1. It is the true minus the "
+        "false positive rate of the best attack; advantage=0.1 keeps right guesses to 55 % of cases"
+    )
+
+
+def checked_probability(name: str, value: object) -> float:
+    """A probability from 0 to 1, or a refusal."""
+    found = real(name, value)
+    if 0 <= found <= 1:
+        return found
+    raise AccountingError(f"{name} is {value}: it is a probability, from 0 to 1")
 
 
 def checked_rate(rate: object) -> float:

@@ -231,27 +231,41 @@ def draft_of(recipe: Recipe, size: int) -> Plan:
 
 
 def plan_of(recipe: Recipe, size: int) -> Plan:
-    """The recipe's plan on ``size`` declared examples, its noise calibrated to epsilon and delta, or as given.
+    """The recipe's plan on ``size`` declared examples, its noise calibrated to its target, or as given.
 
-    *Guarantee*: with epsilon, the planned steps and ``spare`` more of each phase cost at most epsilon, so that steps
-    which a crash wasted do not shorten the run, whichever phase they belonged to.
+    *Guarantee*: the planned steps and ``spare`` more of each phase cost at most the recipe's epsilon, or advantage, so
+    that steps which a crash wasted do not shorten the run, whichever phase they belonged to.
     """
     draft = draft_of(recipe, size)
-    if recipe.epsilon is None:
+    if recipe.epsilon is None and recipe.advantage is None:
         return draft
-    budget: dict[str, Any] = {
-        "epsilon": recipe.epsilon,
-        "delta": recipe.delta,
-        "accountant": recipe.accountant,
-    }
     plan = with_spare(draft, recipe.spare)
     portions = [stage.portion for stage in recipe.phase if stage.portion is not None]
-    if portions:
-        plan = split_budget(plan, portions=portions, budget_split=recipe.budget_split, **budget)
+    if recipe.epsilon is None:
+        plan = calibrate(plan, advantage=recipe.advantage)
+    elif portions:
+        plan = split_budget(
+            plan,
+            portions=portions,
+            budget_split=recipe.budget_split,
+            epsilon=recipe.epsilon,
+            delta=recipe.delta,
+            accountant=recipe.accountant,
+        )
     else:
-        plan = calibrate(plan, **budget)
+        plan = calibrate(plan, epsilon=recipe.epsilon, delta=recipe.delta, accountant=recipe.accountant)
     both = zip(plan.phases, draft.phases, strict=True)
     return replace(plan, phases=tuple(replace(noisy, steps=planned.steps) for noisy, planned in both))
+
+
+def budget_of(recipe: Recipe, plan: Plan) -> float | None:
+    """The epsilon at which the record of a run refuses more: the recipe's, or that of its advantage; None without both.
+
+    With an advantage it is what the plan and its spare steps cost, so that the run ends with at most that advantage.
+    """
+    if recipe.advantage is None:
+        return recipe.epsilon
+    return with_spare(plan, recipe.spare).epsilon(recipe.delta) * (1 + 1e-6)
 
 
 def with_pools(plan: Plan, pools: Mapping[str, PublicGradients]) -> Plan:

@@ -19,7 +19,7 @@ from saltflat.features.stages import Stage as FeatureStage
 from saltflat.optimizers import EMA, Optimizer
 from saltflat.privacy.accounting.calibration import ACCOUNTANTS
 from saltflat.privacy.accounting.splits import SPLITS
-from saltflat.privacy.limits import STEPS_CEILING
+from saltflat.privacy.limits import ADVANTAGE_FLOOR, STEPS_CEILING
 from saltflat.recipes import documents, follows, old, toml
 from saltflat.recipes.documents import Document
 from saltflat.recipes.federation import Federation
@@ -100,7 +100,7 @@ class Recipe:
     examples on average, or each with probability ``rate``; exactly so many where ``draw`` is `WithoutReplacement`.
     With ``epsilon`` the noise is calibrated: to one phase; to several with portions, by ``budget_split``; to several
     without, by one factor for all. ``accountant`` is what it is calibrated by: "PLD", or "RDP" as most papers had it,
-    which asks for 7 to 8 % more noise.
+    which asks for 7 to 8 % more noise. ``advantage``, the membership advantage, is a target in the place of epsilon.
     ``spare`` more steps of each phase are paid for, which crashes may waste. ``views`` of each example are made by
     ``augment``; ``features`` are fixed maps that stand before the network, stage by stage. ``physical`` is the most
     examples in memory at once and changes no result; ``seed`` that of the first weights. With ``clients`` a unit is a
@@ -128,6 +128,7 @@ class Recipe:
     classes: int | None = None
     target_range: tuple[float, float] | None = None
     epsilon: float | None = None
+    advantage: float | None = None
     delta: float = 1e-5
     batch_size: float | None = None
     rate: float | None = None
@@ -249,18 +250,29 @@ def _check_sampling(recipe: Recipe) -> None:
 
 
 def _check_budget(recipe: Recipe) -> None:
-    """Epsilon and no noise, or noise in every phase and no epsilon; portions in every phase, or in none."""
+    """One target and no noise, or noise in every phase and no target; portions in every phase, or in none."""
     phases = recipe.phase
     if not phases:
         raise Wrong(("phase",), "a recipe needs at least one phase, a block under [[phase]]")
     noisy = [k for k, each in enumerate(phases) if each.noise_multiplier is not None]
-    if recipe.epsilon is not None and noisy:
+    if recipe.epsilon is not None and recipe.advantage is not None:
+        raise Wrong(("advantage",), "and epsilon both decide the noise; leave one of them out")
+    target = "epsilon" if recipe.epsilon is not None else "advantage" if recipe.advantage is not None else ""
+    if target and noisy:
         raise Wrong(
             ("phase", str(noisy[0]), "noise_multiplier"),
-            "epsilon decides it; leave it out, or leave epsilon out",
+            f"{target} decides it; leave it out, or leave {target} out",
         )
-    if recipe.epsilon is None and len(noisy) < len(phases):
-        raise SettingError("a recipe has epsilon, or a noise_multiplier in every phase: give one of them")
+    if not target and len(noisy) < len(phases):
+        raise SettingError(
+            "a recipe has epsilon, or advantage, or a noise_multiplier in every phase: give one of them"
+        )
+    if recipe.advantage is not None and not ADVANTAGE_FLOOR <= recipe.advantage < 1:
+        raise Wrong(
+            ("advantage",),
+            f"is the true minus the false positive rate of the best attack, at least {ADVANTAGE_FLOOR:g} and below 1; "
+            f"got {recipe.advantage}",
+        )
     if recipe.epsilon is not None and not 0 < recipe.epsilon < math.inf:
         raise Wrong(("epsilon",), f"must be above 0, and finite; got {recipe.epsilon}")
     if not 0 < recipe.delta < 1:

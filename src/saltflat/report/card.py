@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from saltflat.errors import SettingError
+from saltflat.privacy.record.statement import PLAIN, TECHNICAL
 from saltflat.report import words
 from saltflat.report.folder import Kept
 from saltflat.report.groups import grouped
@@ -174,15 +175,18 @@ def _privacy(runs: Sequence[Kept]) -> list[str]:
     rows = {
         "epsilon": words.epsilon(run.spent),
         "delta": words.delta(run.spent),
+        "right guesses about one unit": words.guesses(run),
         "unit": words.unit(run),
         "adjacency": words.adjacency(run),
         "sampling": words.sampling(run),
         "epsilon from": run.spent.source,
     }
-    parts = [_table("fact", "value", rows)]
+    correction, plain = words.correction(run), words.plain(run.statement.value or {})
+    parts = [f"**{_plain(correction)}**"] if correction else []
+    if plain:
+        parts += [f"### {PLAIN}", "\n".join(f"- {_plain(line)}" for line in plain), f"### {TECHNICAL}"]
+    parts += [_table("fact", "value", rows)]
     parts += ["\n".join(f"- {_plain(line)}" for line in words.sentences(run.statement.value or {}))]
-    correction = words.correction(run)
-    parts += [f"**{_plain(correction)}**"] if correction else []
     if run.ledger.trouble:
         parts.append(f"**The ledger cannot confirm this: {_plain(run.ledger.trouble)}.**")
     parts += _compared(runs)

@@ -53,6 +53,7 @@ class Axis:
     switch: bool = False  # whether the other scale makes sense too
     ticks: tuple[tuple[float, str], ...] = ()  # by name; empty: where they fall
     breaks: tuple[tuple[float, str], ...] = ()  # where the axis changes its meaning, and to what
+    diagonal: bool = False  # of the upright axis: whether y = x is drawn, dashed
 
     @property
     def other(self) -> Axis:
@@ -69,6 +70,8 @@ def chart(look: Look, series: Sequence[Series], *, x: Axis, y: Axis) -> Figure:
     """All series over one pair of axes, with a legend below."""
     figure, axes = sheet(legend=[each.name for each in series])
     handles = [_line(axes, look, each) for each in series]
+    if y.diagonal:
+        axes.plot([0, 1], [0, 1], color=look.ink, linestyle=(0, (4, 3)), linewidth=0.8)
     set_axis(axes, "x", x)
     set_axis(axes, "y", y)
     legend(figure, handles, [each.name for each in series])

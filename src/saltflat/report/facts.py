@@ -10,13 +10,14 @@ from typing import Any
 from saltflat.errors import SaltflatError
 from saltflat.privacy.limits import rounded_up
 from saltflat.privacy.record.costs import columns, from_body
-from saltflat.report import verdict, words
+from saltflat.privacy.record.statement import PLAIN, TECHNICAL
+from saltflat.report import spread, verdict, words
 from saltflat.report.chart import tick
 from saltflat.report.folder import Book, Kept, short_names, without_path
 from saltflat.report.groups import Group, grouped
 from saltflat.report.html import Html, folded, items, join, table, tag
 from saltflat.report.joint import joint
-from saltflat.report.parts import MANY, TRAIN, Section, absent, alert, command, note, troubles
+from saltflat.report.parts import MANY, TRAIN, Section, absent, alert, command, figures, note, troubles
 from saltflat.runs.layout import LEDGER, RECIPE, STATEMENT
 
 Facts = dict[str, str]
@@ -47,6 +48,7 @@ def _facts(run: Kept) -> Facts:
         "95 % interval": verdict.span(ends) if ends else words.NOTHING,
         "epsilon": words.epsilon(run.spent),
         "delta": words.delta(run.spent),
+        "right guesses": words.guesses(run),
         "unit": words.unit(run),
         "adjacency": words.adjacency(run),
         "sampling": words.sampling(run),
@@ -171,8 +173,12 @@ def statements(runs: Sequence[Kept]) -> Section:
     """The statement: what all say once, and a table of what differs."""
     parts: list[Html | None] = []
     stated = [run for run in runs if run.statement.value is not None]
+    plain = {run.name: words.plain(run.statement.value or {}) for run in stated}
     said = {run.name: words.sentences(run.statement.value or {}) for run in stated}
     common = [line for line in next(iter(said.values()), []) if all(line in each for each in said.values())]
+    drawn = figures([spread.tradeoffs(runs)])
+    if any(plain.values()):
+        parts += [tag("h3", PLAIN), *_in_plain_words(plain), drawn, tag("h3", TECHNICAL)]
     if len(stated) > 1:
         parts.append(
             tag("p", f"All {len(stated)} statements say:" if len(stated) > 2 else "Both statements say:")
@@ -185,10 +191,25 @@ def statements(runs: Sequence[Kept]) -> Section:
     return Section("statements", "Privacy statement" + ("s" if len(stated) > 1 else ""), join(parts))
 
 
+def _in_plain_words(plain: Mapping[str, list[str]]) -> list[Html]:
+    """The page for everybody: once where all runs say the same, else the first sentences of each."""
+    told = {name: lines for name, lines in plain.items() if lines}
+    same = [line for line in next(iter(told.values())) if all(line in each for each in told.values())]
+    if len(told) == 1 or all(lines == same for lines in told.values()):
+        return [items(same, class_="statement")]
+    own = [
+        join((tag("strong", name), items((line for line in lines if line not in same), class_="statement")))
+        for name, lines in told.items()
+    ]
+    each = [folded(f"What differs between the {len(own)} runs", *own)] if len(own) > MANY else own
+    return [*each, tag("p", "The same for all:", class_="said"), items(same, class_="statement")]
+
+
 _NUMBERS = {
     "epsilon": 4,
     "delta": 0,
     "epsilon_unamplified": 4,
+    "membership_advantage": 3,
     "membership_accuracy": 3,
     "posterior": 3,
 }

@@ -43,6 +43,7 @@ def pictures(runs: Sequence[Kept]) -> list[Picture]:
         spread.spectra(runs),
         spread.noise_tolerance(runs),
         spread.gradient_norms(runs),
+        spread.tradeoffs(runs),
     ]
     return [picture for picture in found if picture is not None]
 

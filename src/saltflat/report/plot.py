@@ -182,6 +182,7 @@ def _grid(across: Scale, up: Scale, x: Axis, y: Axis) -> Html:
         tag("text", x.named, x=(LEFT + RIGHT) / 2, y=TALL - 4, text_anchor="middle"),
         tag("text", y.named, x=2, y=13),
         *(_break(across.at(place), word) for place, word in x.breaks),
+        _diagonal(across, up) if y.diagonal else None,
     ]
     return tag("g", *parts, class_="grid")
 
@@ -201,6 +202,12 @@ def _upright(at: float, word: str) -> Html:
 def _level(at: float, word: str) -> Html:
     line = tag("path", d=f"M{LEFT - 4},{at:.1f}H{RIGHT}")
     return join((line, tag("text", word, x=LEFT - 7, y=f"{at + 4:.1f}", text_anchor="end")))
+
+
+def _diagonal(across: Scale, up: Scale) -> Html:
+    """y = x, from 0 to 1."""
+    way = f"M{across.at(0):.1f},{up.at(0):.1f}L{across.at(1):.1f},{up.at(1):.1f}"
+    return tag("path", d=way, class_="break", stroke_dasharray="4 3")
 
 
 def _break(at: float, word: str) -> Html:

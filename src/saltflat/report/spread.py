@@ -8,11 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from saltflat.privacy.limits import rounded_up
 from saltflat.report.chart import Axis, Series, all_of, finite_range, rounded, spans_decades, tick
 from saltflat.report.draw import Picture, of_lines
 from saltflat.report.folder import Kept
 from saltflat.report.groups import grouped, lines
 from saltflat.report.shapes import Array, Gradients
+from saltflat.report.words import correction
 from saltflat.runs.layout import number
 from saltflat.runs.measures import pairs
 
@@ -97,6 +99,37 @@ def _momentum(run: Kept | None) -> str:
         return ""
     momentum = number((run.shapes.measures.value or {}).get("noise_momentum"))
     return " (momentum left out: measure anew)" if momentum is None else f" (momentum {momentum:g})"
+
+
+def tradeoffs(runs: Sequence[Kept]) -> Picture | None:
+    """The most that any attack finds at each rate of false accusations; of repeats the run that is protected least."""
+    series = []
+    for group in grouped(runs):
+        curves = [curve for run in group.runs if (curve := _tradeoff(run))]
+        if curves:
+            most = max(curves, key=lambda curve: sum(true for _, true in curve))
+            series.append(Series(group.place, group.name, *zip(*most, strict=True)))
+    if not series:
+        return None
+    words = "; ".join(
+        f"{s.name}: at most {rounded_up(100 * float(np.interp(0.01, s.x, s.y)))} % found at 1 % false positives"
+        for s in series
+    )
+    return of_lines(
+        "trade-off",
+        "What any attack on one unit can achieve at most",
+        f"{words}; dashed: accusing at random",
+        series,
+        x=Axis(label="false positive rate", percent=True),
+        y=Axis(label="true positive rate", percent=True, diagonal=True),
+    )
+
+
+def _tradeoff(run: Kept) -> list[tuple[float, float]]:
+    """The curve of the statement, if it holds: not of a run with a stamp, or one that cost more than it says."""
+    if run.spent.stamp or correction(run):
+        return []
+    return pairs((run.statement.value or {}).get("tradeoff"))
 
 
 def gradient_norms(runs: Sequence[Kept]) -> Picture | None:

@@ -77,11 +77,30 @@ def state(run: Kept) -> str:
 
 
 def sentences(facts: Mapping[str, Any]) -> list[str]:
-    """The statement in sentences; that of another version as a list of its facts."""
+    """The technical statement in sentences; that of another version as a list of its facts."""
     try:
-        return Statement(**facts).as_text().splitlines()
+        return Statement(**facts).technical()
     except (TypeError, ValueError, AttributeError, ArithmeticError):
         return [f"{name}: {_fact(value)}" for name, value in facts.items()]
+
+
+def plain(facts: Mapping[str, Any]) -> list[str]:
+    """The statement for readers who are not specialists; empty where an older or another version wrote it."""
+    try:
+        return Statement(**facts).plain()
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
+        return []
+
+
+def guesses(run: Kept) -> str:
+    """The share of right guesses about one unit; nothing where the statement has none from a trade-off curve."""
+    found = number((run.statement.value or {}).get("membership_accuracy"))
+    if run.spent.stamp or found is None or not (run.statement.value or {}).get("risk_source"):
+        return NOTHING
+    if correction(run):
+        return UNKNOWN  # more was spent than this limit is for
+    said = rounded_up(100 * found)
+    return "no limit" if float(said) >= 100 else f"at most {said} %"
 
 
 def _fact(value: object) -> str:

@@ -38,6 +38,7 @@ from saltflat.privacy.record.ledger import Ledger, Run
 from saltflat.privacy.record.statement import Declared, Statement, state
 from saltflat.recipes import Recipe
 from saltflat.recipes.build import (
+    budget_of,
     check_shapes,
     contribution_of,
     draft_of,
@@ -363,10 +364,11 @@ def charged_here(
 
 def _budget(recipe: Recipe, plan: Plan) -> Budget | None:
     """That of the run's own ledger: a filter, where results decide when the noise changes; none without an epsilon."""
-    if recipe.epsilon is None:
+    epsilon = budget_of(recipe, plan)
+    if epsilon is None:
         return None
     order = plan.filter(recipe.delta).order if plan.data_driven else None
-    return Budget(epsilon=recipe.epsilon, delta=recipe.delta, order=order)
+    return Budget(epsilon=epsilon, delta=recipe.delta, order=order)
 
 
 def hits(model: nn.Module, examples: Examples, size: int) -> Evaluation:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from dp_accounting import get_epsilon_gaussian
 from dp_accounting.dp_event import DpEvent
-from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+from scipy.special import log_ndtr, ndtr
 
 from saltflat.errors import AccountingError
 from saltflat.privacy.accounting import loss as losses
@@ -31,11 +31,14 @@ from saltflat.privacy.accounting.events import (
     leaves,
     unamplified,
 )
-from saltflat.privacy.accounting.loss import COARSE, FINE
+from saltflat.privacy.accounting.loss import COARSE, FINE, Grid
 from saltflat.privacy.limits import DELTA_FLOOR, checked_delta, checked_epsilon
 
 EPSILON_FLOOR = 1e-6
 """The smallest epsilon reported for a run with any private step: below it, rounding decides."""
+
+NOTHING, EXACT, PLD = "nothing was released", "exact Gaussian", "PLD"  # accountants, as a bound names them
+WITHOUT = "Gaussian without amplification"
 
 _AGREEMENT = 1.01  # a fine grid is at most 0.1 % too high; beyond 1 % the accountants contradict each other
 
@@ -68,9 +71,9 @@ def bound(event: DpEvent, delta: float, *, adjacency: Adjacency = ADD_REMOVE) ->
     """Like :func:`epsilon`, and says which accountant gave the bound and what the second opinion was."""
     delta, parts = checked_delta(delta), leaves(event)
     if not parts:
-        return Bound(0.0, delta, "nothing was released", 0.0)
+        return Bound(0.0, delta, NOTHING, 0.0)
     if gaussian_only(parts):
-        return Bound(_floored(_exact_epsilon(parts, delta, adjacency)), delta, "exact Gaussian", math.inf)
+        return Bound(_floored(_exact_epsilon(parts, delta, adjacency)), delta, EXACT, math.inf)
     first, trusted = _pld_epsilon(parts, delta, adjacency)
     second = _rdp_epsilon(parts, delta, adjacency)
     if not min(first, second) < math.inf:
@@ -82,7 +85,7 @@ def bound(event: DpEvent, delta: float, *, adjacency: Adjacency = ADD_REMOVE) ->
             f"the accountants contradict each other (PLD {first:.6g}, second opinion {ceiling:.6g}), so no "
             "epsilon is reported: please report this event as a bug"
         )
-    least, name = min((first, "PLD"), (second, "RDP"), (unsampled, "Gaussian without amplification"))
+    least, name = min((first, PLD), (second, "RDP"), (unsampled, WITHOUT))
     return Bound(_floored(least), delta, name, second)
 
 
@@ -121,11 +124,43 @@ def delta(event: DpEvent, epsilon: float, *, adjacency: Adjacency = ADD_REMOVE) 
     if not parts:
         return 0.0
     if gaussian_only(parts):
-        return max(_exact_delta(parts, epsilon, adjacency), DELTA_FLOOR)
+        return max(*_exact_deltas(parts, [epsilon], adjacency), DELTA_FLOOR)
     found = losses.loss(parts, adjacency, FINE) if losses.covers(parts, adjacency) else None
     first = 1.0 if found is None else found.delta(epsilon)
     second = renyi.rdp_delta(parts, epsilon, adjacency=adjacency) if renyi.covers(parts, adjacency) else 1.0
     return max(min(first, second), DELTA_FLOOR)
+
+
+def profile(
+    event: DpEvent, epsilons: Sequence[float], *, adjacency: Adjacency = ADD_REMOVE, grid: Grid = FINE
+) -> tuple[tuple[float, ...], str]:
+    """Upper bounds on delta at each of ``epsilons``, and the accountant that gave them.
+
+    The deltas bound both directions (a unit added, a unit removed), and all of them hold at once. Where neither a
+    privacy loss distribution nor a Gaussian without amplification answers they are 1 and the accountant is "".
+
+    Args:
+        event: The whole private access of a run.
+        epsilons: Where to bound delta, each at least 0.
+        adjacency: Which data sets are neighbours.
+        grid: How fine the distribution is discretised; a coarse one is quicker and higher.
+
+    >>> from saltflat.privacy.accounting.events import step_event
+    >>> profile(step_event(1.0, 2.0), [0.0])[1]
+    'exact Gaussian'
+    """
+    parts = leaves(event)
+    if not parts:
+        return (0.0,) * len(epsilons), NOTHING
+    if gaussian_only(parts):
+        return _exact_deltas(parts, epsilons, adjacency), EXACT
+    found = losses.loss(parts, adjacency, grid) if losses.covers(parts, adjacency) else None
+    if found is not None:
+        return tuple(found.delta(each) for each in epsilons), PLD
+    plain = leaves(unamplified(event, adjacency=adjacency))
+    if gaussian_only(plain):  # sampling can only help
+        return _exact_deltas(plain, epsilons, adjacency), WITHOUT
+    return (1.0,) * len(epsilons), ""
 
 
 def curve(
@@ -174,11 +209,15 @@ def _exact_epsilon(parts: Leaves, delta: float, adjacency: Adjacency) -> float:
     return value * (1 + 1e-9) + 1e-10
 
 
-def _exact_delta(parts: Leaves, epsilon: float, adjacency: Adjacency) -> float:
-    """Phi(x) - e^epsilon Phi(x - 1/sigma), plus the rounding of that difference."""
-    mechanism = GaussianPrivacyLoss(_plain_noise(parts, adjacency))
-    mass = float(mechanism.mu_upper_cdf(mechanism.inverse_privacy_loss(epsilon)))
-    return min(1.0, float(mechanism.get_delta_for_epsilon(epsilon)) + 1e-13 * mass)
+def _exact_deltas(parts: Leaves, epsilons: Sequence[float], adjacency: Adjacency) -> tuple[float, ...]:
+    """Phi(1 / (2 sigma) - epsilon sigma) - e^epsilon Phi(-1 / (2 sigma) - epsilon sigma), plus its rounding.
+
+    Balle & Wang, "Improving the Gaussian Mechanism for Differential Privacy", 2018, Theorem 8.
+    """
+    sigma, at = _plain_noise(parts, adjacency), np.asarray(epsilons, dtype=float)
+    mass = ndtr(0.5 / sigma - at * sigma)
+    other = np.exp(at + log_ndtr(-0.5 / sigma - at * sigma))
+    return tuple(float(each) for each in np.clip(mass - other + 1e-13 * mass, 0.0, 1.0))
 
 
 def _floored(value: float) -> float:

@@ -13,10 +13,11 @@ from functools import partial
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.errors import AccountingError
-from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting import bounds, risk
 from saltflat.privacy.accounting.events import ADD_REMOVE, Adjacency, compose, phase_event
 from saltflat.privacy.limits import (
     STEPS_CEILING,
+    checked_advantage,
     checked_count,
     checked_delta,
     checked_epsilon,
@@ -26,18 +27,20 @@ from saltflat.privacy.limits import (
 
 Measure = Callable[[DpEvent, float], float]
 
-Point = tuple[float, float]  # (scale, epsilon)
+Point = tuple[float, float]  # (scale, epsilon or advantage)
 
 _SCALES = (1e-4, 1e7)
-_WINDOW = 0.998  # the verified epsilon lies in [_WINDOW, 1] x target; the promise is 0.99
+_WINDOW = 0.998  # what was verified lies in [_WINDOW, 1] x target; the promise is 0.99
 
 
 @dataclass(frozen=True)
 class Accountant:
-    """An upper bound on epsilon, and a cheaper upper bound to search with."""
+    """Upper bounds on epsilon and on the membership advantage, each with a cheaper upper bound to search with."""
 
     measure: Measure
     draft: Measure
+    advantage: Callable[[DpEvent], float] = risk.advantage
+    draft_advantage: Callable[[DpEvent], float] = risk.draft_advantage
 
 
 def tight(adjacency: Adjacency = ADD_REMOVE) -> Accountant:
@@ -45,6 +48,8 @@ def tight(adjacency: Adjacency = ADD_REMOVE) -> Accountant:
     return Accountant(
         measure=partial(bounds.epsilon, adjacency=adjacency),
         draft=partial(bounds.draft_epsilon, adjacency=adjacency),
+        advantage=partial(risk.advantage, adjacency=adjacency),
+        draft_advantage=partial(risk.draft_advantage, adjacency=adjacency),
     )
 
 
@@ -59,45 +64,82 @@ ACCOUNTANTS = {"PLD": tight, "RDP": renyi}
 """What noise may be calibrated by, by name. Both are upper bounds, and RDP asks for more noise."""
 
 
+@dataclass(frozen=True)
+class _Target:
+    """What a run may cost: the name of the figure, its limit, and two upper bounds on it, the first one cheap."""
+
+    name: str
+    limit: float
+    draft: Callable[[DpEvent], float]
+    measure: Callable[[DpEvent], float]
+
+    @classmethod
+    def of(
+        cls, epsilon: float | None, delta: float | None, advantage: float | None, accountant: Accountant
+    ) -> _Target:
+        if (epsilon is None) == (advantage is None):
+            raise AccountingError(
+                "the noise is calibrated to epsilon, with a delta, or to advantage: give one of the two"
+            )
+        if advantage is not None:
+            if delta is not None:
+                raise AccountingError("delta goes with epsilon, and advantage needs none: leave delta out")
+            limit = checked_advantage(advantage)
+            return cls("advantage", limit, accountant.draft_advantage, accountant.advantage)
+        limit, at = _target(epsilon), checked_delta(delta)
+        return cls("epsilon", limit, lambda e: accountant.draft(e, at), lambda e: accountant.measure(e, at))
+
+
 def calibrate_scale(
     event_of_scale: Callable[[float], DpEvent],
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
     accountant: Accountant = TIGHT,
 ) -> float:
-    """The scale at which ``event_of_scale(scale)`` costs ``epsilon``; more scale must mean more noise.
+    """The scale at which ``event_of_scale(scale)`` costs the target; more scale must mean more noise.
 
-    *Guarantee*: the verified epsilon at the returned scale lies in [0.99, 1] x ``epsilon``.
+    Args:
+        event_of_scale: The whole private access of a run, at a factor on its noise.
+        epsilon: The target, at ``delta``.
+        delta: The delta of epsilon.
+        advantage: The target in the place of epsilon: the membership advantage of the best attack.
+        accountant: The upper bounds to search with and to verify by.
+
+    *Guarantee*: the verified figure at the returned scale lies in [0.99, 1] x the target.
 
     >>> two = lambda c: compose(phase_event(0.04, 1.695 * c, 250), phase_event(0.04, 15.42 * c, 500))
     >>> round(calibrate_scale(two, epsilon=2.0, delta=1e-5), 2)
     0.91
+    >>> round(calibrate_scale(two, advantage=0.2), 2)
+    0.83
     """
-    epsilon, delta = _target(epsilon), checked_delta(delta)
-    draft = _Search(lambda scale: accountant.draft(event_of_scale(scale), delta), epsilon)
-    final = _Search(lambda scale: accountant.measure(event_of_scale(scale), delta), epsilon)
+    target = _Target.of(epsilon, delta, advantage, accountant)
+    draft = _Search(lambda scale: target.draft(event_of_scale(scale)), target.limit, target.name)
+    final = _Search(lambda scale: target.measure(event_of_scale(scale)), target.limit, target.name)
     return final.solve(draft.solve(1.0, stride=4.0), stride=1.02)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """The smallest scale whose epsilon is at most the target; epsilon falls as the scale grows."""
+    """The smallest scale whose cost is at most the target; the cost falls as the scale grows."""
 
-    epsilon_at: Callable[[float], float]
+    cost_at: Callable[[float], float]
     target: float
+    name: str = "epsilon"
 
     def solve(self, start: float, *, stride: float) -> float:
         """Bracket from ``start`` by growing strides, then close in by secants in log-log or by halving."""
-        low, high = self._bracket((start, self.epsilon_at(start)), stride)
+        low, high = self._bracket((start, self.cost_at(start)), stride)
         for attempt in range(60):
             if self.target * _WINDOW <= high[1]:
                 return high[0]
             middle = _between(low, high, self.target * (1 + _WINDOW) / 2, bisect=attempt % 3 == 2)
-            found = (middle, self.epsilon_at(middle))
+            found = (middle, self.cost_at(middle))
             low, high = (low, found) if found[1] <= self.target else (found, high)
         raise AccountingError(
-            f"no scale gives epsilon {self.target:g} within 0.2 %: the event does not change smoothly with it"
+            f"no scale gives {self.name} {self.target:g} within 0.2 %: the event does not change smoothly with it"
         )
 
     def _bracket(self, here: Point, stride: float) -> tuple[Point, Point]:
@@ -109,17 +151,18 @@ class _Search:
             scale = here[0] / stride if enough else here[0] * stride
             if not _SCALES[0] <= scale <= _SCALES[1]:
                 raise AccountingError(self._unreachable(here[1], enough))
-            there = (scale, self.epsilon_at(scale))
+            there = (scale, self.cost_at(scale))
             if (there[1] <= self.target) != enough:
                 return (there, here) if enough else (here, there)
             here, stride = there, stride**1.5
 
     def _unreachable(self, nearest: float, enough: bool) -> str:
         if enough:
-            return f"epsilon {self.target:g} is more than the run costs with next to no noise: lower it"
+            return f"{self.name} {self.target:g} is more than the run costs with next to no noise: lower it"
+        raised = "epsilon or delta" if self.name == "epsilon" else "it"
         return (
-            f"epsilon {self.target:g} is out of reach: with {_SCALES[1]:g} times the noise the run still "
-            f"costs {nearest:.4g}; raise epsilon or delta, or spend less before"
+            f"{self.name} {self.target:g} is out of reach: with {_SCALES[1]:g} times the noise the run still "
+            f"costs {nearest:.4g}; raise {raised}, or spend less before"
         )
 
 
@@ -131,16 +174,28 @@ def _between(low: Point, high: Point, aim: float, *, bisect: bool) -> float:
 
 
 def noise_for(
-    *, epsilon: float, delta: float, rate: float, steps: int, accountant: Accountant = TIGHT
+    *,
+    rate: float,
+    steps: int,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    accountant: Accountant = TIGHT,
 ) -> float:
-    """The noise multiplier at which ``steps`` steps at ``rate`` cost ``epsilon`` at ``delta``.
+    """The noise multiplier at which ``steps`` steps at ``rate`` cost ``epsilon`` at ``delta``, or ``advantage``.
 
     >>> round(noise_for(epsilon=2.0, delta=1e-5, rate=1 / 25, steps=750), 2)
     2.35
+    >>> round(noise_for(advantage=0.1, rate=1 / 25, steps=750), 2)
+    4.41
     """
     rate, steps = checked_rate(rate), checked_count("the number of steps", steps)
     return calibrate_scale(
-        lambda sigma: phase_event(rate, sigma, steps), epsilon=epsilon, delta=delta, accountant=accountant
+        lambda sigma: phase_event(rate, sigma, steps),
+        epsilon=epsilon,
+        delta=delta,
+        advantage=advantage,
+        accountant=accountant,
     )
 
 
@@ -171,23 +226,29 @@ def remaining_scale(
 
 
 def steps_for(
-    *, epsilon: float, delta: float, rate: float, noise_multiplier: float, accountant: Accountant = TIGHT
+    *,
+    rate: float,
+    noise_multiplier: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    advantage: float | None = None,
+    accountant: Accountant = TIGHT,
 ) -> int:
-    """The largest number of steps that costs at most ``epsilon`` at ``delta``.
+    """The largest number of steps that costs at most ``epsilon`` at ``delta``, or at most ``advantage``.
 
     >>> steps_for(epsilon=2.0, delta=1e-5, rate=0.04, noise_multiplier=2.35)
     750
     """
-    epsilon, delta = _target(epsilon), checked_delta(delta)
+    target = _Target.of(epsilon, delta, advantage, accountant)
     rate, noise_multiplier = checked_rate(rate), checked_noise(noise_multiplier)
-    affords = lambda steps, measure: measure(phase_event(rate, noise_multiplier, steps), delta) <= epsilon
-    if not affords(1, accountant.measure):
+    affords = lambda steps, measure: measure(phase_event(rate, noise_multiplier, steps)) <= target.limit
+    if not affords(1, target.measure):
         raise AccountingError(
-            f"not one step at rate {rate:g} and noise {noise_multiplier:g} fits in epsilon {epsilon:g}: "
-            "take more noise"
+            f"not one step at rate {rate:g} and noise {noise_multiplier:g} fits in {target.name} "
+            f"{target.limit:g}: take more noise"
         )
-    drafted = _largest(lambda steps: affords(steps, accountant.draft), 1)
-    return _largest(lambda steps: affords(steps, accountant.measure), drafted)
+    drafted = _largest(lambda steps: affords(steps, target.draft), 1)
+    return _largest(lambda steps: affords(steps, target.measure), drafted)
 
 
 def _largest(holds: Callable[[int], bool], start: int) -> int:
@@ -203,7 +264,7 @@ def _largest(holds: Callable[[int], bool], start: int) -> int:
     return low
 
 
-def _target(epsilon: float) -> float:
+def _target(epsilon: float | None) -> float:
     value = checked_epsilon(epsilon)
     if value >= 10 * bounds.EPSILON_FLOOR:
         return value

@@ -139,19 +139,19 @@ def best_order(parts: Leaves, delta: float, *, adjacency: Adjacency = ADD_REMOVE
 
 def rdp_delta(parts: Leaves, epsilon: float, *, adjacency: Adjacency = ADD_REMOVE) -> float:
     """The smallest delta that any order in ``ORDERS`` proves at ``epsilon``."""
-    orders = _orders(parts)
+    orders = orders_for(parts)
     curve = rdp_curve(parts, orders, adjacency=adjacency)
     return float(rdp_privacy_accountant.compute_delta(orders, curve, epsilon)[0])
 
 
 def _converted(parts: Leaves, adjacency: Adjacency, delta: float) -> tuple[float, float]:
-    orders = _orders(parts)
+    orders = orders_for(parts)
     curve = rdp_curve(parts, orders, adjacency=adjacency)
     found: tuple[float, float] = rdp_privacy_accountant.compute_epsilon(orders, curve, delta)
     return found
 
 
-def _orders(parts: Leaves) -> Sequence[float]:
+def orders_for(parts: Leaves) -> Sequence[float]:
     """Those on the grid, and those at which a bound is given.
 
     Selected trials go through dp_accounting as a whole, so they keep to its exact integer orders.

@@ -10,7 +10,7 @@ from typing import Any
 from dp_accounting.dp_event import DpEvent
 
 from saltflat.errors import DataError, PrivacyError, SettingError
-from saltflat.privacy.accounting import bounds
+from saltflat.privacy.accounting import bounds, risk
 from saltflat.privacy.accounting.events import (
     ADD_REMOVE,
     REPLACE,
@@ -24,8 +24,6 @@ from saltflat.privacy.limits import (
     SEEDED,
     checked_count,
     checked_delta,
-    checked_epsilon,
-    real,
     rounded_down,
     rounded_up,
 )
@@ -36,6 +34,16 @@ NOT_COVERED = (
     "floating-point effects in the noise and the sum",
     "timing, memory and other side channels",
 )
+
+PLAIN = "In plain words"
+TECHNICAL = "Technical statement"
+_LATER = {
+    "public": [],
+    "features": "",
+    "tradeoff": [],
+    "posteriors": [],
+    "risk_source": "",
+}  # not in older ones
 
 COUNTED = "the number of units, which was read from the data and shows in the sampling rate"
 
@@ -82,7 +90,20 @@ class Declared:
 
 @dataclass(frozen=True, kw_only=True)
 class Statement:
-    """Everything that must be said together with an epsilon."""
+    """Everything that must be said together with an epsilon: in plain words, and in technical ones.
+
+    Attributes:
+        epsilon: An upper bound on epsilon at ``delta``.
+        curve: (delta, epsilon) at other deltas.
+        epsilon_unamplified: Epsilon if an observer knew who was in every batch.
+        membership_advantage: The most by which any attack's true positive rate passes its false positive rate.
+        membership_accuracy: The largest share of right guesses about one unit, from even odds.
+        posterior: The largest share of right accusations at prior 0.5 and 1 % false positives.
+        tradeoff: (false positive rate, largest true positive rate), from end to end.
+        posteriors: (prior, largest posterior) at 1 % false positives.
+        risk_source: What these figures were derived from. Empty in statements of older versions: theirs follow from
+            one (epsilon, delta) pair, which overstates the risk.
+    """
 
     epsilon: float
     delta: float
@@ -102,6 +123,9 @@ class Statement:
     stamp: str
     public: tuple[str, ...] = ()  # examples that were used as public ones
     features: str = ""  # the fixed maps before the model
+    tradeoff: tuple[tuple[float, float], ...] = ()
+    posteriors: tuple[tuple[float, float], ...] = ()
+    risk_source: str = ""
 
     def as_json(self) -> str:
         """The statement as JSON, one key per fact; null stands for infinity, which JSON does not have."""
@@ -109,16 +133,97 @@ class Statement:
         return json.dumps(facts, indent=2)
 
     def as_text(self) -> str:
-        """The statement in plain sentences.
+        """The statement in sentences: a page for everybody, then the technical one.
 
         >>> from saltflat.privacy.accounting.events import phase_event
         >>> declared = Declared(delta=1e-5, size=60_000, unit="image")
-        >>> print(state(phase_event(0.004266667, 1.1, 14062), declared).as_text().splitlines()[0])
+        >>> text = state(phase_event(0.004266667, 1.1, 14062), declared).as_text()
+        >>> print(text.splitlines()[0])
+        In plain words
+        >>> print(text.splitlines()[text.splitlines().index("Technical statement") + 1])
         This run is (2.39, 1e-05)-differentially private for each image (adjacency: add or remove one unit).
         """
+        plain, technical = self.plain(), self.technical()
+        if self.stamp == BARE or not plain:
+            return "\n".join(technical)
+        title = [] if self.stamp else [PLAIN]
+        return "\n".join([*title, *plain, "", TECHNICAL, *technical])
+
+    def __str__(self) -> str:
+        return self.as_text()
+
+    def plain(self) -> list[str]:
+        """What the run promises, for readers who are not specialists; empty for a statement of an older version.
+
+        >>> from saltflat.privacy.accounting.events import phase_event
+        >>> run = state(phase_event(1024 / 50_000, 1.351, 180), Declared(delta=1e-6, size=50_000))
+        >>> print(run.plain()[0])
+        An attacker who sees what was released and knows all other examples guesses whether one given example was
+        used right in at most 54.7 % of cases (50 % is a coin flip).
+        """
+        if self.stamp == BARE or not self.risk_source:
+            return []
+        one, lines = self.unit, []
+        if self.stamp:
+            lines.append(
+                f"{self.stamp}. Whoever knows the seed can take the noise away, and then nothing is promised. With "
+                "fresh secret noise this would hold:"
+            )
+        asked = f"which of two {one}s was used" if self._swapped else f"whether one given {one} was used"
+        share = _percent(self.membership_accuracy)
+        attacker = f"An attacker who sees what was released and knows all other {one}s"
+        if share is None:
+            lines.append(
+                f"{attacker} may guess {asked} right in nearly every case: this run has too little noise to promise "
+                "more. Take a smaller epsilon."
+            )
+        else:
+            lines.append(
+                f"{attacker} guesses {asked} right in at most {share} % of cases (50 % is a coin flip)."
+            )
+        found = dict(self.tradeoff)
+        if not self._swapped and share is not None and all(rate in found for rate in risk.RATES):
+            few, some = (
+                "may find all" if limit is None else f"finds at most {limit} %"
+                for limit in (_percent(found[rate]) for rate in risk.RATES)
+            )
+            lines.append(
+                f"If it wrongly accuses 1 in 100 of the {one}s that were not used, it {some} of those that were; "
+                f"accusing at random finds 1 %. If it wrongly accuses 1 in 1,000, it {few}."
+            )
+            believed = _percent(dict(self.posteriors).get(0.1, 1.0))
+            if believed is not None:
+                lines.append(
+                    f"If one in ten of the {one}s that it looks at was used, then of those that it accuses at most "
+                    f"{believed} % were (with 1 in 100 of the others wrongly accused)."
+                )
+        lines += [
+            "These limits hold for every attack on what was released, whatever else it knows and however long it "
+            "computes.",
+            f"They are for one {one} at a time: "
+            + (
+                f"everything that one {one} has in the data is covered together."
+                if one in ("user", "client")
+                else f"a person with several {one}s in the data is protected less."
+            ),
+            "They do not hide what is true of people in general: what a model teaches about them it would also teach "
+            f"if any one {one} had been left out.",
+            f"What was released: {'; '.join(self.released)}.",
+        ]
+        if self.public:
+            lines.append(f"Not protected, as it was declared public: {'; '.join(self.public)}.")
+        lines.append("What the limits rest on and leave out, and any warning, is in the technical statement.")
+        return lines
+
+    def technical(self) -> list[str]:
+        """The statement for specialists, line by line."""
         if self.stamp == BARE:
-            return "\n".join([f"{BARE}. Nothing is promised to any {self.unit}.", *self._limits()])
-        return "\n".join([*self._promise(), *self._meaning(), *self._limits()])
+            return [f"{BARE}. Nothing is promised to any {self.unit}.", *self._limits()]
+        return [*self._promise(), *self._meaning(), *self._limits()]
+
+    @property
+    def _swapped(self) -> bool:
+        return self.adjacency == adjacency_words(REPLACE)
 
     def _promise(self) -> list[str]:
         headline = (
@@ -137,9 +242,24 @@ class Statement:
         ]
 
     def _meaning(self) -> list[str]:
-        swapped = self.adjacency == adjacency_words(REPLACE)
+        if self.risk_source:
+            rates = [
+                f"{_limit(true)} at {100 * false:g} % false positives"
+                for false, true in self.tradeoff
+                if false in risk.RATES
+            ]
+            beliefs = [f"{_limit(after)} from prior {100 * before:g} %" for before, after in self.posteriors]
+            return [
+                f"Membership inference, upper bounds for any attack: advantage {rounded_up(self.membership_advantage)} "
+                f"(true minus false positive rate); true positive rate {', '.join(rates)}; posterior at 1 % false "
+                f"positives {', '.join(beliefs)}. Trade-off curve from: {self.risk_source}."
+            ]
+        if _percent(self.membership_accuracy) is None:
+            return ["No limit on membership inference follows from this epsilon and delta alone."]
         question = (
-            f"which of two {self.unit}s was used" if swapped else f"whether one given {self.unit} was used"
+            f"which of two {self.unit}s was used"
+            if self._swapped
+            else f"whether one given {self.unit} was used"
         )
         return [
             f"Whoever sees the release and must guess {question}, from even odds, is right with probability "
@@ -181,7 +301,7 @@ def from_json(text: str) -> Statement:
     """
     try:
         facts = json.loads(text)
-        facts = {"public": [], "features": "", **facts}  # which older statements do not have
+        facts = {**_LATER, **facts}
         given = {field.name: _fact(facts[field.name]) for field in fields(Statement)}
         if not (isinstance(given["epsilon"], float) and isinstance(given["stamp"], str)):
             raise TypeError
@@ -207,7 +327,7 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
     """
     warnings = delta_warnings(declared)
     found = bounds.bound(event, declared.delta, adjacency=adjacency)
-    advantage = membership_advantage(found.epsilon, found.delta)
+    attacked = risk.tradeoff(event, adjacency=adjacency)
     return Statement(
         epsilon=found.epsilon,
         delta=found.delta,
@@ -217,9 +337,9 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         accountant=found.accountant,
         curve=_curve(event, declared.delta, adjacency),
         epsilon_unamplified=bounds.epsilon_unamplified(event, declared.delta, adjacency=adjacency),
-        membership_advantage=advantage,
-        membership_accuracy=(1 + advantage) / 2,
-        posterior=posterior_bound(found.epsilon, found.delta, prior=0.5, false_positives=0.01),
+        membership_advantage=attacked.advantage,
+        membership_accuracy=attacked.accuracy,
+        posterior=attacked.posterior(0.5),
         selection=describe_selection(event) or declared.selection,
         released=declared.released,
         not_covered=(*NOT_COVERED, *((COUNTED,) if declared.counted else ()), *declared.unknown),
@@ -227,6 +347,9 @@ def state(event: DpEvent, declared: Declared, *, adjacency: Adjacency = ADD_REMO
         stamp=SEEDED if declared.seeded else "",
         public=declared.public,
         features=declared.features,
+        tradeoff=attacked.curve(),
+        posteriors=tuple((prior, attacked.posterior(prior)) for prior in risk.PRIORS),
+        risk_source=attacked.source,
     )
 
 
@@ -260,51 +383,20 @@ def state_bare(event: DpEvent, declared: Declared) -> Statement:
     )
 
 
-def membership_advantage(epsilon: float, delta: float) -> float:
-    """The largest true positive rate minus false positive rate of any membership attack.
+def _percent(share: float) -> str | None:
+    """A share in per cent, rounded up; None where the rounding leaves no limit.
 
-    ``(e^epsilon - 1 + 2 delta) / (e^epsilon + 1)``; right guesses from even odds: ``(1 + advantage) / 2``.
-
-    >>> round(membership_advantage(1.0, 1e-5), 3)
-    0.462
-
-    Kairouz, Oh & Viswanath, "The Composition Theorem for Differential Privacy", 2015.
+    >>> _percent(0.54432), _percent(0.9996)
+    ('54.5', None)
     """
-    epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
-    decay = math.exp(-epsilon)
-    return min(1.0, (1 - decay + 2 * delta * decay) / (1 + decay))
+    said = rounded_up(100 * share)
+    return None if float(said) >= 100 else said
 
 
-def true_positive_bound(epsilon: float, delta: float, *, false_positives: float) -> float:
-    """The largest share of members that an attack finds while accusing a share of the non-members.
-
-    ``min(e^epsilon f + delta, 1 - e^-epsilon (1 - delta - f))``
-
-    >>> round(true_positive_bound(1.0, 1e-5, false_positives=0.01), 4)
-    0.0272
-    """
-    epsilon, delta = checked_epsilon(epsilon), checked_delta(delta)
-    if not 0 <= real("false_positives", false_positives) <= 1:
-        raise SettingError(f"false_positives is {false_positives}: it is a share, from 0 to 1")
-    small = math.exp(min(epsilon, 700.0)) * false_positives + delta
-    large = 1 - math.exp(-epsilon) * (1 - delta - false_positives)
-    return min(1.0, small, large)
-
-
-def posterior_bound(epsilon: float, delta: float, *, prior: float, false_positives: float) -> float:
-    """The largest share of true members among those whom an attack accuses.
-
-    ``prior t / (prior t + (1 - prior) f)``, where t is the :func:`true_positive_bound` at the share f of
-    non-members that it accuses wrongly.
-
-    >>> round(posterior_bound(1.0, 1e-5, prior=0.5, false_positives=0.01), 3)
-    0.731
-    """
-    if not 0 <= real("prior", prior) <= 1:
-        raise SettingError(f"prior is {prior}: it is a probability, from 0 to 1")
-    found = prior * true_positive_bound(epsilon, delta, false_positives=false_positives)
-    accused = found + (1 - prior) * false_positives
-    return found / accused if accused > 0 else 1.0
+def _limit(share: float) -> str:
+    """As `_percent`, for a list of limits."""
+    said = _percent(share)
+    return "no limit" if said is None else f"{said} %"
 
 
 def delta_warnings(declared: Declared) -> tuple[str, ...]:
