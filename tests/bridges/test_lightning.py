@@ -178,6 +178,36 @@ class TestItRaises:
         with pytest.raises(PrivacyError, match="configure_callbacks was overridden"):
             trainer(tmp_path).fit(module(Drops))
 
+    @pytest.mark.parametrize("way", ["an index", "a pair", "a call"])
+    def test_a_training_step_that_looks_for_rows(self, tmp_path: Path, way: str) -> None:
+        class Looks(sf.bridges.PrivateModule):
+            def training_step(self, batch: Any, number: int) -> Any:
+                if way == "an index":
+                    return LOSS(self(batch[0]), batch[1]).mean()
+                if way == "a pair":
+                    x, y = batch
+                    return LOSS(self(x), y).mean()
+                return self.model(**batch)
+
+        with pytest.raises(PrivacyError, match="training_step looked for rows"):
+            trainer(tmp_path).fit(module(Looks))
+
+    @pytest.mark.parametrize("way", ["validate", "test", "predict", "fit"])
+    def test_private_rows_in_a_loader_of_another_kind(self, tmp_path: Path, way: str) -> None:
+        class Shows(Scheduled):
+            def test_step(self, batch: Any, number: int) -> None:
+                self.log("loss", LOSS(self(batch[0]), batch[1]).mean())
+
+            def predict_step(self, batch: Any, number: int) -> Any:
+                return self(batch[0])
+
+        x, y = rows()
+        mine = Shows(network(), LOSS, (x, y), privacy=PRIVACY)
+        run = getattr(trainer(tmp_path), way)
+        shown = DataLoader(TensorDataset(x[:7], y[:7]), batch_size=5)
+        with pytest.raises(PrivacyError, match="is the private data, or has rows of it"):
+            run(mine, **{"val_dataloaders" if way == "fit" else "dataloaders": shown})
+
     def test_a_second_run(self, tmp_path: Path) -> None:
         mine = module()
         trainer(tmp_path).fit(mine)

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 import saltflat as sf
 from saltflat.bridges.trainer import usual_loss
 from saltflat.data import DatasetUnits
-from saltflat.errors import DataError, ModelError, PrivacyError, SettingError
+from saltflat.errors import DataError, PrivacyError, SettingError
 
 pytestmark = pytest.mark.slow
 vision.make_importable()
@@ -115,6 +115,24 @@ def test_a_step_is_that_of_the_loop(tmp_path: Path) -> None:
         loop.step(batch)
     for name, leaf in model.state_dict().items():
         torch.testing.assert_close(mine.model.state_dict()[name], leaf, rtol=1e-5, atol=1e-7)
+
+
+def test_a_collator_that_pads_by_the_longest_trains(tmp_path: Path) -> None:
+    class Uneven(Rows):
+        def __getitem__(self, k: int) -> dict[str, Any]:
+            item = super().__getitem__(k)
+            length = 3 + k % 4
+            return item | {key: item[key][:length] for key in ("input_ids", "attention_mask")}
+
+    def longest(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        pad = lambda key: nn.utils.rnn.pad_sequence([each[key] for each in items], batch_first=True)
+        return {key: pad(key) for key in ("input_ids", "attention_mask")} | {
+            "labels": torch.tensor([each["labels"] for each in items])
+        }
+
+    mine = trainer(tmp_path, train_dataset=Uneven(), data_collator=longest)
+    mine.train()
+    assert mine.private.finished
 
 
 class TestItRaises:
@@ -232,6 +250,51 @@ class TestItRaises:
         with pytest.raises(PrivacyError, match="eval_dataset is the private data"):
             trainer(tmp_path, train_dataset=rows, eval_dataset=rows)
 
+    @pytest.mark.parametrize("way", ["the same", "a part", "a loader", "its tensors", "in a dictionary"])
+    def test_evaluation_and_prediction_on_private_rows_later(self, tmp_path: Path, way: str) -> None:
+        own, more = Rows(), Rows(20, seed=1)
+        more.ids = own.ids[40:]
+        shown = {
+            "the same": own,
+            "a part": torch.utils.data.Subset(own, [3]),
+            "a loader": torch.utils.data.ConcatDataset([Rows(20, seed=1), own]),
+            "its tensors": more,
+            "in a dictionary": {"public": Rows(20, seed=1), "train": own},
+        }[way]
+        mine = trainer(tmp_path, train_dataset=own)
+        with pytest.raises(PrivacyError, match="is the private data, or has rows of it"):
+            mine.evaluate(shown)
+        if not isinstance(shown, dict):
+            with pytest.raises(PrivacyError, match="is the private data, or has rows of it"):
+                mine.predict(shown)
+        mine.eval_dataset = shown
+        with pytest.raises(PrivacyError, match="is the private data, or has rows of it"):
+            mine.evaluate()
+
+    def test_private_rows_in_a_loader_of_ones_own(self, tmp_path: Path) -> None:
+        class Loads(sf.bridges.PrivateTrainer):
+            def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+                return torch.utils.data.DataLoader(
+                    self.train_dataset, batch_size=20, collate_fn=hf.default_data_collator
+                )
+
+        with pytest.raises(PrivacyError, match="the data that is evaluated is the private data"):
+            trainer(tmp_path, Loads, eval_dataset=Rows(20, seed=1)).evaluate()
+
+    @pytest.mark.parametrize("way", ["a key", "all of it", "a pair"])
+    def test_a_training_step_that_looks_for_rows(self, tmp_path: Path, way: str) -> None:
+        class Looks(sf.bridges.PrivateTrainer):
+            def training_step(self, model: Any, inputs: Any, *others: Any) -> Any:
+                if way == "a key":
+                    return model(input_ids=inputs["input_ids"])
+                if way == "all of it":
+                    return model(**inputs)
+                one, other = inputs
+                return model(one, other)
+
+        with pytest.raises(PrivacyError, match="training_step looked for rows"):
+            trainer(tmp_path, Looks).train()
+
     def test_a_second_run(self, tmp_path: Path) -> None:
         mine = trainer(tmp_path)
         mine.train()
@@ -242,26 +305,25 @@ class TestItRaises:
         with pytest.raises(PrivacyError, match="every trial"):
             trainer(tmp_path).hyperparameter_search()
 
-    def test_a_collator_that_pads_by_the_longest(self, tmp_path: Path) -> None:
-        class Uneven(Rows):
-            def __getitem__(self, k: int) -> dict[str, Any]:
-                item = super().__getitem__(k)
-                length = 3 + k % 4
-                return item | {key: item[key][:length] for key in ("input_ids", "attention_mask")}
-
-        def longest(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-            pad = lambda key: nn.utils.rnn.pad_sequence([each[key] for each in items], batch_first=True)
-            return {key: pad(key) for key in ("input_ids", "attention_mask")} | {
-                "labels": torch.tensor([each["labels"] for each in items])
-            }
-
-        with pytest.raises((ModelError, DataError)):
-            trainer(tmp_path, train_dataset=Uneven(), data_collator=longest).train()
-
     def test_a_model_whose_loss_is_not_known(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
         with pytest.raises(SettingError, match="give loss="):
             trainer(tmp_path, model=hf.BertModel(hf.BertConfig(**SIZES))).train()
+
+
+class TestPublicRowsAreShown:
+    def test_the_rest_of_a_random_split(self, tmp_path: Path) -> None:
+        train, rest = torch.utils.data.random_split(Rows(80), [60, 20])
+        mine = trainer(tmp_path, train_dataset=train, eval_dataset=rest)
+        assert mine.evaluate()["eval_loss"] > 0
+        assert len(mine.predict(rest).predictions) == 20
+
+    def test_the_rest_of_a_list(self, tmp_path: Path) -> None:
+        rows = [Rows()[k] for k in range(60)]
+        mine = trainer(tmp_path, train_dataset=rows[:40], eval_dataset=rows[40:])
+        assert mine.evaluate()["eval_loss"] > 0
+        with pytest.raises(PrivacyError, match="is the private data"):
+            mine.evaluate(rows[30:])
 
 
 class TestCheckpoints:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
+from saltflat.bridges.overlap import have_common_rows
 from saltflat.errors import PrivacyError, SettingError
 from saltflat.front.loop import PrivateLoop, make_private
 from saltflat.privacy.limits import rounded_up
@@ -158,6 +159,18 @@ def _mark(leaf: Tensor) -> tuple[float, int]:
     return values, whole
 
 
+class Ticket(dict):
+    """What training_step gets in the place of a batch: a number and no row. Code that looks for rows is refused."""
+
+    def _refuse(self, *given: Any) -> Any:
+        raise PrivacyError(
+            "training_step looked for rows in its batch, and there are none: the private batch is drawn and used "
+            "inside the private step; leave training_step alone, and give the loss to the constructor"
+        )
+
+    __missing__ = __iter__ = keys = get = _refuse
+
+
 class Tickets(Dataset):
     """What a loader of theirs hands out: numbers, and no row of anybody."""
 
@@ -167,10 +180,30 @@ class Tickets(Dataset):
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, number: int) -> dict[str, int]:
+    def __getitem__(self, number: int) -> Ticket:
         if not 0 <= number < self.count:
             raise IndexError
-        return {"ticket": number}
+        return Ticket(ticket=number)
+
+
+def loader_of_tickets(count: int) -> DataLoader:
+    """A loader of ``count`` tickets, for a loop that wants one."""
+    together = lambda found: Ticket(ticket=torch.tensor([each["ticket"] for each in found]))
+    return DataLoader(Tickets(count), batch_size=1, collate_fn=together)
+
+
+def check_shown(shown: Any, private: Any, named: str) -> None:
+    """Refuse to evaluate or predict on private rows.
+
+    Args:
+        shown: The data, or a loader of it.
+        private: The training data.
+        named: What the data is called where it was given.
+    """
+    if have_common_rows(shown, private):
+        raise PrivacyError(
+            f"{named} is the private data, or has rows of it: no epsilon covers what it would show; give public rows"
+        )
 
 
 def loop_of(

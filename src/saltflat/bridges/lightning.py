@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-from saltflat.bridges.guard import Guard, Tickets, checked, loop_of, resuming
+from saltflat.bridges.guard import Guard, Ticket, check_shown, checked, loader_of_tickets, loop_of, resuming
 from saltflat.errors import DataError, PrivacyError, SettingError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class EachBatch(Callback):
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, number: int) -> None:
         if module.guard is None:
             raise PrivacyError("privacy is not attached: on_fit_start was overridden without calling super")
-        if not (isinstance(batch, Mapping) and set(batch) == {"ticket"}):
+        if not isinstance(batch, Ticket):
             raise PrivacyError(
                 "the trainer was given a loader of its own: private batches are drawn inside; call fit(module)"
             )
@@ -45,6 +44,15 @@ class EachBatch(Callback):
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
         module.guard.check(self.due)
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        module.check_shown(trainer.val_dataloaders, "the validation data")
+
+    def on_test_start(self, trainer: Any, module: Any) -> None:
+        module.check_shown(trainer.test_dataloaders, "the test data")
+
+    def on_predict_start(self, trainer: Any, module: Any) -> None:
+        module.check_shown(trainer.predict_dataloaders, "the data for predictions")
 
     def on_fit_end(self, trainer: Any, module: Any) -> None:
         module.guard.check()  # callbacks at the end of training had their turn
@@ -86,6 +94,10 @@ class PrivateSteps(LightningModule):
         """The private loop: its ``statement``, ``epsilon()`` and ``done``; None before training."""
         return None if self.guard is None else self.guard.loop
 
+    def check_shown(self, shown: Any, named: str) -> None:
+        """Refuse private rows in a loader for validation, tests or predictions."""
+        check_shown(shown, self._given[1], named)
+
     def forward(self, *given: Any, **named: Any) -> Any:
         return self.model(*given, **named)
 
@@ -103,7 +115,7 @@ class PrivateSteps(LightningModule):
         """Numbers only: who is in a step is drawn inside it."""
         if self.guard is None:
             raise PrivacyError("privacy is not attached: on_fit_start was overridden without calling super")
-        return DataLoader(Tickets(max(1, round(1 / self.guard.loop.plan.rate))), batch_size=1)
+        return loader_of_tickets(max(1, round(1 / self.guard.loop.plan.rate)))
 
     def on_fit_start(self) -> None:
         """The model is on its device, and the optimizer is there."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
 
-from saltflat.bridges.guard import Guard, Tickets, checked, loop_of, resuming
+from saltflat.bridges.guard import Guard, Ticket, check_shown, checked, loader_of_tickets, loop_of, resuming
 from saltflat.core.sampling import DatasetUnits
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.front.given import Settings
@@ -42,14 +42,14 @@ REFUSED = {  # arguments that have no meaning here, and why
 
 
 def usual_loss(model: Any) -> Any:
-    """One loss per row for the models that people have: classes, or the next token over a row's own tokens.
+    """One loss per row for the models that people have: classes, or hidden or next tokens, a row's mean over its own.
 
     ``labels`` are taken out of the batch: with them the model would average over it. Labels of -100 count nothing.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # under adapters of peft
     name = type(base).__name__
     causal = any(part in name for part in ("CausalLM", "LMHead"))
-    if not causal and not name.endswith("Classification"):
+    if not causal and not name.endswith(("Classification", "MaskedLM")):
         raise SettingError(
             f"the loss of a {name} is not known here: give loss=, a function loss(predict, batch) with one number "
             "for each row"
@@ -66,6 +66,29 @@ def usual_loss(model: Any) -> Any:
         return each.view(labels.shape).sum(1) / (labels != -100).sum(1).clamp(min=1)
 
     return loss
+
+
+@dataclass(frozen=True)
+class Collate:
+    """A collator of transformers, whose batches become dictionaries.
+
+    Args:
+        collator: The trainer's ``data_collator``.
+        columns: The columns of an item that it gets, None for all.
+    """
+
+    collator: Callable[[list], Any]
+    columns: frozenset[str] | None = None
+
+    def __call__(self, items: list) -> dict[str, Any]:
+        if self.columns is not None:
+            items = [
+                {key: value for key, value in item.items() if key in self.columns}
+                if isinstance(item, Mapping)
+                else item
+                for item in items
+            ]
+        return dict(self.collator(items))
 
 
 class EachStep(TrainerCallback):
@@ -100,6 +123,7 @@ class PrivateSteps(Trainer):
     """
 
     args: Any
+    _signature_columns: Any
     watcher: type[EachStep]
 
     def __init__(self, *given: Any, privacy: Any = None, loss: Any = None, **named: Any) -> None:
@@ -115,10 +139,7 @@ class PrivateSteps(Trainer):
         super().__init__(*given, **named)
         if self.train_dataset is None:
             raise SettingError("train_dataset is missing: it is the private data")
-        if _holds(self.eval_dataset, self.train_dataset):
-            raise PrivacyError(
-                "eval_dataset is the private data itself: no epsilon covers what it would show"
-            )
+        check_shown(self.eval_dataset, self.train_dataset, "eval_dataset")
         self.args, self._per_epoch = _fitting(self.args, self._settings, len(self.train_dataset))
         self.add_callback(self.watcher(self))
 
@@ -129,15 +150,43 @@ class PrivateSteps(Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Numbers only: who is in a step is drawn inside it."""
-        return DataLoader(Tickets(self._per_epoch), batch_size=1)
+        return loader_of_tickets(self._per_epoch)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        """As ever, on public rows."""
+        shown = self.eval_dataset if eval_dataset is None or isinstance(eval_dataset, str) else eval_dataset
+        check_shown(shown, self.train_dataset, "eval_dataset")
+        return super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> Any:
+        """As ever, on public rows."""
+        check_shown(test_dataset, self.train_dataset, "test_dataset")
+        return super().get_test_dataloader(test_dataset)
+
+    def evaluation_loop(self, dataloader: Any, *given: Any, **named: Any) -> Any:
+        """As ever, on public rows, whichever loader was made for them."""
+        check_shown(dataloader, self.train_dataset, "the data that is evaluated")
+        return super().evaluation_loop(dataloader, *given, **named)
+
+    def private_units(self) -> DatasetUnits:
+        """The private data as units, each read and collated alone.
+
+        With the usual loss, columns that the model does not take are left out, as the `Trainer` does by
+        ``remove_unused_columns``. A loss of your own gets all of them. ``dataloader_num_workers`` processes read.
+        """
+        columns: frozenset[str] | None = None
+        if self._loss is None and self.args.remove_unused_columns:
+            self._set_signature_columns_if_needed()
+            columns = frozenset(self._signature_columns)
+        collate, workers = Collate(self.data_collator, columns), self.args.dataloader_num_workers
+        return DatasetUnits.of(self.train_dataset, collate, workers=workers)
 
     def _begin(self) -> None:
         if self.guard is not None:
             raise PrivacyError(
                 "this trainer has trained already, and each run costs: make a new one for another"
             )
-        collate = self.data_collator
-        data = DatasetUnits.of(self.train_dataset, lambda items: dict(collate(items)))
+        data = self.private_units()
         loss = usual_loss(self.model) if self._loss is None else self._loss
         self.model.train()
         self.guard = Guard(self.model, self.optimizer, loop_of(self.model, loss, data, self._settings))
@@ -147,7 +196,7 @@ class PrivateSteps(Trainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """One private step; nothing is computed on ``inputs``, which hold nobody's row."""
-        if self.guard is None or set(inputs) != {"ticket"}:
+        if self.guard is None or not isinstance(inputs, Ticket):
             raise PrivacyError(
                 "a batch came in that the private loop did not draw: leave get_train_dataloader alone"
             )
@@ -218,15 +267,6 @@ def private_trainer() -> type:
         watcher = AfterEachStep
 
     return PrivateTrainer
-
-
-def _holds(data: Any, private: Any) -> bool:
-    """Whether a dataset, or one of several, is the private one or a part of it."""
-    if data is None or isinstance(data, str):
-        return False
-    if isinstance(data, dict):
-        return any(_holds(each, private) for each in data.values())
-    return data is private or _holds(getattr(data, "dataset", None), private)
 
 
 def _fitting(args: Any, settings: dict[str, Any], count: int) -> tuple[Any, int]:

@@ -213,14 +213,14 @@ def _count(holder: object) -> int | None:
 
 def _shared(one: object, other: object) -> bool:
     """Whether two are the same object, or arrays of which some bytes may be the same."""
-    mine, theirs = _span(one), _span(other)
+    mine, theirs = memory_span(one), memory_span(other)
     if mine is None or theirs is None:
         return one is other
     (place, low, end), (there, start, high) = mine, theirs
     return place == there and low < high and start < end
 
 
-def _span(held: object) -> tuple[str, int, int] | None:
+def memory_span(held: object) -> tuple[str, int, int] | None:
     """Where an array's first byte lies, and where its last one ends; None of what is no array in plain memory."""
     if isinstance(held, np.ndarray):
         where, steps, width = "cpu", held.strides, held.itemsize

@@ -122,6 +122,18 @@ class DatasetUnits:
         """
         if self.workers:
             return self._readers.read(indices)
+        found = self._fenced(indices)
+        if not self._seen:
+            # A generator may be made when the first unit is read, as some collators with a seed do. That read was not
+            # fenced: read again with all generators that are there now.
+            before = {id(each) for each in self._generators}
+            del self.__dict__["_generators"]
+            self._seen.append(True)
+            if not before.issuperset(map(id, self._generators)):
+                found = self._fenced(indices)
+        return found
+
+    def _fenced(self, indices: Indices) -> list[Batch | None]:
         with fenced_draws(self._generators) as start_from:
             return [self._alone(int(index), start_from) for index in indices]
 
@@ -136,6 +148,11 @@ class DatasetUnits:
     def _generators(self) -> list[Any]:
         """Random generators that the dataset, its transforms and the collate hold."""
         return find_generators(self.dataset, self.collate)
+
+    @cached_property
+    def _seen(self) -> list[bool]:
+        """Not empty once units were read and generators were looked for afterwards."""
+        return []
 
     def close(self) -> None:
         """Let the processes that read go; the next `take` would start others."""
