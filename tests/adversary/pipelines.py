@@ -92,6 +92,44 @@ class Holding:
         return features(number) + noise + shift, label(number)
 
 
+class Replay:
+    """As ReplayCompose of albumentations: generators of its own, and a record of what it did last."""
+
+    def __init__(self) -> None:
+        self.random_generator, self.py_random = np.random.default_rng(1), random.Random(1)
+        self.replay: dict[str, float] = {}
+
+    def __call__(self, *, image: np.ndarray) -> dict[str, Any]:
+        self.replay = {"brightness": self.random_generator.normal(), "flip": self.py_random.random()}
+        image = image + self.replay["brightness"]
+        return {"image": (image[..., ::-1] if self.replay["flip"] < 0.5 else image).astype(np.float32)}
+
+
+TRANSFORM = Replay()
+
+
+def transformed_picture(number: int) -> Any:
+    """A transform that is a variable of the module."""
+    image = np.random.default_rng(number).normal(size=(1, 4, 4))
+    return TRANSFORM(image=image)["image"].copy(), label(number)
+
+
+def in_a_comprehension(number: int) -> Any:
+    noise = torch.tensor([MODULE_RNG.normal() for _ in range(FEATURES)], dtype=torch.float32)
+    return features(number) + noise, label(number)
+
+
+class MadeLater:
+    """A generator that is made when the first item is read, as collators with a seed do."""
+
+    def __init__(self) -> None:
+        self.rng: np.random.Generator | None = None
+
+    def __call__(self, number: int) -> Any:
+        self.rng = np.random.default_rng(42) if self.rng is None else self.rng
+        return features(number) + torch.from_numpy(self.rng.normal(size=FEATURES)).float(), label(number)
+
+
 def from_module_rng(number: int) -> Any:
     return features(number) + torch.from_numpy(MODULE_RNG.normal(size=FEATURES)).float(), label(number)
 
@@ -197,6 +235,39 @@ def text(number: int) -> Any:
     return words, label(number)
 
 
+def characters(number: int) -> Any:
+    """What a tokenizer by characters gives: lists of the text's own length."""
+    written = "".join(chr(96 + int(word)) for word in text(number)[0])
+    return [ord(letter) - 96 for letter in written], label(number)
+
+
+def padded_characters(items: list) -> dict[str, Tensor]:
+    return padded([(torch.tensor(ids), y) for ids, y in items])
+
+
+class WithTransform(Dataset):
+    """As a data set of the `datasets` library: columns, and a function of a batch that runs when an item is read."""
+
+    def __init__(self, numbers: Sequence[int], item: Callable[[int], Any]) -> None:
+        self.columns = {"number": list(numbers)}
+        self.set_transform(lambda batch: {"both": [item(number) for number in batch["number"]]})
+
+    def set_transform(self, transform: Callable[[dict[str, list]], dict[str, list]]) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.columns["number"])
+
+    def __getitem__(self, place: int) -> Any:
+        return self.transform({"number": [self.columns["number"][place]]})["both"][0]
+
+
+def leaves_words_out(number: int) -> Any:
+    words, y = text(number)
+    kept = words[torch.rand(len(words)) < 0.7]
+    return kept if len(kept) else words[:1], y
+
+
 def padded(items: list) -> dict[str, Tensor]:
     words = nn.utils.rnn.pad_sequence([words for words, _ in items], batch_first=True)
     return {
@@ -267,6 +338,9 @@ PIPELINES = [
     Pipeline("Python draws in an item", jittered(lambda: torch.full((FEATURES,), random.gauss(0, 2)))),
     Pipeline("a transform with generators", Holding()),
     Pipeline("a generator of the module", from_module_rng),
+    Pipeline("a generator in a comprehension", in_a_comprehension),
+    Pipeline("a transform of the module that replays", transformed_picture, model=pictures),
+    Pipeline("a generator that is made later", MadeLater(), make=lambda n, item: Records(n, type(item)())),
     Pipeline("draws in a collate", lambda number: (features(number), label(number)), draws_in_collate),
     Pipeline("numpy among tensors", numpy_among_tensors),
     Pipeline("a tensor label among ints", tensor_label),
@@ -290,5 +364,7 @@ PIPELINES = [
         "an assert about a mean", lambda n: (features(n), label(n)), loss=asserts_mean, counts=BELOW_HALF
     ),
     Pipeline("padding to the longest text", text, padded, reads, Reader),
+    Pipeline("characters", characters, padded_characters, reads, Reader),
+    Pipeline("a data set with set_transform", leaves_words_out, padded, reads, Reader, make=WithTransform),
     Pipeline("masked words", text, Masking(), guesses, Guesser),
 ]

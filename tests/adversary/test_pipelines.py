@@ -16,6 +16,7 @@ from saltflat.clipping import Flat
 from saltflat.core import contribution, sampling
 from saltflat.core.contribution import Private, chunks_of
 from saltflat.core.mechanism import clipped_sum
+from saltflat.core.rng import fenced_draws
 from saltflat.core.train import trainable
 from saltflat.errors import ModelError
 from saltflat.tree import Tree, norm, sub
@@ -57,6 +58,9 @@ def sum_over(
 ) -> Tree:
     seed_everything()  # as every script does
     private, params = private_of(pipeline, numbers, model), trainable(model)
+    # A generator may be made when the first unit is read, which is then read twice: before keys are dealt out.
+    list(private.micro_batches([np.arange(1)], 1))
+    seed_everything()
     keys[:] = [1000 + number for number in numbers]
     chunks = chunks_of(private, np.arange(len(numbers)), most)
     return clipped_sum(chunks([params], [1.0]), Flat(CLIP), params).total
@@ -149,14 +153,54 @@ def workers() -> Iterator[list[Any]]:
         units.close()
 
 
-def test_worker_processes_draw_for_each_unit_anew(workers: list[Any]) -> None:
+@pytest.mark.parametrize("name", ["numpy draws in an item", "a generator that is made later"])
+def test_worker_processes_draw_for_each_unit_anew(name: str, workers: list[Any]) -> None:
     """Workers that are forked from a seeded process share its streams: their draws must not be alike."""
     seed_everything()
-    pipeline = PIPELINES[1]
+    pipeline = next(each for each in PIPELINES if each.name == name)
     units = sf.data.DatasetUnits.of(pipeline.dataset([5] * 8), pipeline.collate, workers=2)
     workers.append(units)
     rows = torch.cat([unit[0] for unit in units.read_each(np.arange(8)) if unit is not None])
     assert len(torch.unique(rows, dim=0)) == 8
+
+
+@pytest.mark.parametrize(
+    "name", ["a transform of the module that replays", "characters", "a data set with set_transform"]
+)
+def test_it_trains_with_workers(name: str, workers: list[Any]) -> None:
+    pipeline = next(each for each in PIPELINES if each.name == name)
+    units = sf.data.DatasetUnits.of(pipeline.dataset(EVERYBODY), pipeline.collate, workers=2)
+    workers.append(units)
+    assert len([unit for unit in units.read_each(np.arange(SIZE)) if unit is not None]) == SIZE
+    assert sf.fit(pipeline.model(), pipeline.loss, units, epsilon=8, batch_size=7, epochs=1).epsilon <= 8
+
+
+def test_a_generator_that_is_made_at_the_first_read_is_fenced() -> None:
+    """With rows that are made up, no check reads a unit before training does."""
+    pipeline = next(each for each in PIPELINES if each.name == "a generator that is made later")
+
+    def read() -> torch.Tensor:
+        (batch,) = private_of(pipeline, EVERYBODY, pipeline.model()).micro_batches([np.arange(2)], 2)
+        return batch[0]
+
+    assert not torch.equal(read(), read())
+
+
+@pytest.mark.parametrize("before", range(3))
+@pytest.mark.parametrize("inside", range(3))
+def test_numpys_normal_numbers_go_on(before: int, inside: int) -> None:
+    """They are made in pairs, and the second of a pair waits for the next call."""
+
+    def drawn(fenced: bool) -> list[float]:
+        seed_everything()
+        np.random.normal(size=before)  # noqa: NPY002
+        if fenced:
+            with fenced_draws() as start_from:
+                start_from(7)
+                np.random.normal(size=inside)  # noqa: NPY002
+        return [*np.random.normal(size=3), *np.random.rand(2)]  # noqa: NPY002
+
+    assert drawn(fenced=True) == drawn(fenced=False)
 
 
 def test_variable_length_text_is_read_in_batches_of_equal_length() -> None:

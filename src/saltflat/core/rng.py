@@ -28,7 +28,10 @@ _MAX_VISITED = 5_000
 _MAX_ITEMS = 256  # entries of one list or dictionary that are looked at
 _PLAIN = (str, bytes, int, float, complex, bool, type(None), np.ndarray, torch.Tensor, torch.dtype)
 # Packages whose own code draws from the default streams, or from a generator that it is given.
-_LIBRARIES = {"builtins", "torch", "numpy", "random", "scipy", "saltflat"}
+_LIBRARIES = {
+    *("builtins", "torch", "numpy", "random", "scipy", "saltflat"),
+    *("transformers", "tokenizers", "datasets", "torchvision", "PIL", "pandas", "pyarrow", "sklearn"),
+}
 
 
 def fresh_key() -> int:
@@ -114,14 +117,14 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def _held_by_function(function: types.FunctionType) -> list[Any]:
-    if _is_of_a_library(function.__module__):
-        return []
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
             held.append(cell.cell_contents)
         except ValueError:  # not filled yet
             continue
+    if _is_of_a_library(function.__module__):
+        return held  # what it was given, such as a transform of the user's that a library's function calls
     names = _names_in(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
