@@ -90,6 +90,7 @@ ONLY = {
     },
     "pate": {
         "core.mechanism",
+        "core.rng",
         "core.stop",
         "data",
         "errors",

@@ -6,6 +6,7 @@ import copy
 import logging
 import math
 import pickle
+import random
 import traceback
 from dataclasses import replace
 from typing import ClassVar
@@ -219,6 +220,29 @@ class Sure(nn.Module):
         return self.body(x / self.largest[0])
 
 
+class Drawing(nn.Module):
+    """Draws whenever it is called, in eval mode, too; fails on a part with a bright corner, before it has drawn."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source, self.body = source, dense()
+        self.own = np.random.default_rng(0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and bool((x[:, 0, 0, 0] > 5).any()):
+            raise RuntimeError("the corner is 7919")
+        draws = {
+            "torch": lambda: torch.randn(len(x)),
+            "numpy": lambda: torch.from_numpy(np.random.normal(size=len(x))),  # noqa: NPY002
+            "Python": lambda: torch.tensor([random.gauss(0, 1) for _ in range(len(x))]),
+            "a generator of its own": lambda: torch.from_numpy(self.own.normal(size=len(x))),
+            "a generator of the module": lambda: torch.from_numpy(COMMON.normal(size=len(x))),
+        }
+        return self.body(x) * (1 + draws[self.source]().float()[:, None])
+
+
+COMMON = np.random.default_rng(0)
+SOURCES = ("torch", "numpy", "Python", "a generator of its own", "a generator of the module")
 ONE, LAYER = dense(), nn.Linear(64, 64)
 SHARED = {"a network": lambda: ONE, "a layer": lambda: dense(LAYER), "a memory": Sure}
 
@@ -242,6 +266,36 @@ class TestTeachers:
         torch.rand(7)
         assert (teaching.teach(3, private) == first).all()
         votes_of(teaching, private, by_example(private, 4))
+
+    @pytest.mark.parametrize("change", ["leaves", "makes its teacher fail"])
+    @pytest.mark.parametrize("source", SOURCES)
+    def test_one_example_changes_no_draws_of_other_teachers(self, source: str, change: str) -> None:
+        """Networks that draw in training and when they answer: from streams that all teachers would share."""
+        private, pool = part_of_digits()
+        teaching = Teaching(lambda: Drawing(source), self.how, pool, 10)
+        teaching.check()
+        layout = by_example(private, 6)
+        other = Examples(private.inputs.clone(), private.targets)
+        if change == "leaves":
+            other = Examples(private.inputs[1:], private.targets[1:])
+        else:
+            other.inputs[0, 0, 0, 0] = 9.0
+
+        def chosen(examples: Examples) -> list[np.ndarray]:
+            teacher = layout.teacher[-examples.count :]
+            torch.manual_seed(42)
+            np.random.seed(42)  # noqa: NPY002
+            random.seed(42)
+            parts = Layout(teacher, 6, "example").parts()
+            return [
+                teaching.teach(n, Examples(examples.inputs[p], examples.targets[p]))
+                for n, p in enumerate(parts)
+            ]
+
+        differ = [
+            n for n, (a, b) in enumerate(zip(chosen(private), chosen(other), strict=True)) if (a != b).any()
+        ]
+        assert differ in ([], [int(layout.teacher[0])])
 
     def test_one_example_changes_one_teacher_to_the_bit(self) -> None:
         private, pool = part_of_digits()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from saltflat.core.rng import fenced_draws, find_generators
 from saltflat.data import Examples
 from saltflat.errors import SettingError
 from saltflat.methods.draws import public_draws
@@ -117,11 +119,10 @@ def fitted(
 ) -> nn.Module:
     """The model after training on ``examples``, in eval mode; without an example it stays as it is.
 
-    Shuffles, jitter and what random layers draw come from the public ``seed``: the same call gives the same weights,
+    Shuffles, jitter and whatever the network draws come from the public ``seed``: the same call gives the same weights,
     whoever was trained before.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with draws_from(seed, model, examples.scale):
         return _fitted(model, examples, how, seed, watch)
 
 
@@ -147,17 +148,34 @@ def _shuffled(examples: Examples, size: int, key: tuple[int, ...]) -> Iterator[t
 
 
 def made(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A network whose first weights the public ``seed`` decides; torch's own generator is left as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    """A network whose first weights the public ``seed`` decides; random streams are left as they were."""
+    with draws_from(seed, make):
         return make()
 
 
-def predictions(model: nn.Module, inputs: Examples, size: int = 1000) -> NDArray[np.int16]:
-    """The class that the model chooses for each input; -1, which is no class, where an output is no number."""
+@contextmanager
+def draws_from(seed: int, *holders: object) -> Iterator[None]:
+    """Start all random streams, and generators that ``holders`` have, at a public seed; put them back afterwards.
+
+    So what a network draws depends on its own seed alone, and not on how many numbers were drawn for others before.
+    """
+    with fenced_draws(find_generators(*holders)) as start_from:
+        start_from(seed)
+        yield
+
+
+def predictions(model: nn.Module, inputs: Examples, size: int = 1000, *, seed: int = 0) -> NDArray[np.int16]:
+    """The class that the model chooses for each input; -1, which is no class, where an output is no number.
+
+    Args:
+        model: The network; it is put into eval mode.
+        inputs: Public examples.
+        size: Examples at a time.
+        seed: Where draws of a network begin that draws in eval mode, too.
+    """
     model.eval()
     found: list[Tensor] = []
-    with torch.no_grad():
+    with torch.no_grad(), draws_from(seed, model):
         for batch, _ in inputs.batches(size):
             outputs = model(batch)
             sound = torch.isfinite(outputs).all(1)

@@ -26,7 +26,7 @@ from torch import nn
 
 from saltflat.data import Examples, Form
 from saltflat.errors import DataError, ModelError, SettingError
-from saltflat.pate.fitting import SGD, fitted, made, predictions
+from saltflat.pate.fitting import SGD, draws_from, fitted, made, predictions
 from saltflat.pate.layout import Layout
 from saltflat.pate.votes import TeacherVotes
 from saltflat.privacy.record import durable
@@ -73,10 +73,9 @@ class Teaching:
         """
         nobody = np.full(self.queries.count, -1, np.int16)
         try:
-            model = made(self.make, self.seed * 1_000_003 + number)
-            found = predictions(
-                fitted(model, part, self.how, seed=self.seed * 1_000_003 + number), self.queries
-            )
+            own = self.seed * 1_000_003 + number
+            model = fitted(made(self.make, own), part, self.how, seed=own)
+            found = predictions(model, self.queries, seed=own)
         except Exception:
             return nobody
         inside = (found >= 0) & (found < self.classes)
@@ -109,15 +108,15 @@ class Teaching:
         if not torch.allclose(outputs, again, rtol=1e-3, atol=1e-3 * most, equal_nan=True):
             raise ModelError(
                 "a teacher changes with what others were trained on: make gives one network, or one layer, to several "
-                "of them, or networks remember what they saw, or draw numbers that are not torch's own; let make build "
-                "a new network each time, that keeps nothing"
+                "of them, or networks remember what they saw; let make build a new network each time, that keeps "
+                "nothing"
             )
 
     def _tried(self, inputs: torch.Tensor, targets: torch.Tensor, *, number: int) -> torch.Tensor:
         """What a teacher of these rows gives for them."""
         how = replace(self.how, epochs=1)
         model = fitted(made(self.make, number), Examples(inputs, targets), how, seed=number)
-        with torch.no_grad():
+        with torch.no_grad(), draws_from(number, model):
             return model(inputs)
 
 
