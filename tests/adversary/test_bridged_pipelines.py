@@ -367,6 +367,22 @@ def test_the_collator_gets_one_unit_at_a_time(tmp_path: Path) -> None:
     assert met == [1] * SIZE
 
 
+def test_fit_takes_a_transform_that_gives_tensors() -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    made = datasets.Dataset.from_dict(
+        {"x": [[float(k), 1.0] for k in range(SIZE)], "y": [k % 2 for k in range(SIZE)]}
+    )
+
+    def transform(batch: dict[str, list]) -> dict[str, list]:
+        return {"x": [torch.tensor(x) + torch.randn(2) for x in batch["x"]], "y": batch["y"]}
+
+    def loss(predict: Any, batch: Any) -> torch.Tensor:
+        return nn.functional.cross_entropy(predict(batch["x"]), batch["y"], reduction="none")
+
+    made.set_transform(transform)
+    assert sf.fit(nn.Linear(2, 2), loss, made, epsilon=8, batch_size=7, epochs=1).epsilon <= 8
+
+
 def test_workers_under_the_trainer(tmp_path: Path) -> None:
     trainer = hugging_face(CASES[1], EVERYBODY, tmp_path, dataloader_num_workers=2)
     trainer.train()

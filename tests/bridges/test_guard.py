@@ -10,7 +10,16 @@ from torch import nn
 
 import saltflat as sf
 from saltflat import bridges
-from saltflat.bridges.guard import Guard, Tickets, checked, loop_of, marks
+from saltflat.bridges.guard import (
+    Guard,
+    Ticket,
+    Tickets,
+    check_shown,
+    checked,
+    loader_of_tickets,
+    loop_of,
+    marks,
+)
 from saltflat.errors import PrivacyError, SettingError
 
 LOSS = nn.CrossEntropyLoss(reduction="none")
@@ -143,3 +152,20 @@ def test_tickets_hold_nobody() -> None:
 def test_names_that_there_are_not() -> None:
     with pytest.raises(AttributeError, match="has no attribute"):
         bridges.Keras  # noqa: B018
+
+
+def test_private_rows_are_not_shown() -> None:
+    rows = torch.randn(40, 4)
+    check_shown(rows[20:], rows[:20], "test_dataset")
+    with pytest.raises(PrivacyError, match="test_dataset is the private data, or has rows of it"):
+        check_shown(rows[19:], rows[:20], "test_dataset")
+
+
+@pytest.mark.parametrize(
+    "look", [lambda t: t[0], lambda t: t["x"], list, lambda t: dict(**t), lambda t: t.get("x")]
+)
+def test_a_ticket_refuses_whoever_looks_for_rows(look: Any) -> None:
+    (ticket,) = loader_of_tickets(1)
+    assert isinstance(ticket, Ticket)
+    with pytest.raises(PrivacyError, match="training_step looked for rows"):
+        look(ticket)

@@ -15,7 +15,7 @@ from steps import CRITERION, network
 from torch import Tensor
 
 import saltflat as sf
-from saltflat.core.contribution import Private
+from saltflat.core.contribution import Private, each_view
 from saltflat.core.rng import find_generators
 from saltflat.core.train import trainable
 from saltflat.errors import DataError
@@ -83,6 +83,12 @@ REACHED = [from_global_transform, from_global_dictionary, from_module, from_clas
 @pytest.mark.parametrize("read", REACHED, ids=lambda read: read.__name__)
 def test_generators_of_global_variables_are_found(read: Any) -> None:
     assert len(find_generators(Items(read))) == 1
+
+
+def test_generators_in_a_closure_of_the_librarys_own_are_found() -> None:
+    """`each_view` is a function of saltflat that holds a user's augmentation."""
+    held = np.random.default_rng(0)
+    assert find_generators(each_view(lambda batch: batch + held.normal(), 2)) == [held]
 
 
 @pytest.mark.parametrize("read", REACHED, ids=lambda read: read.__name__)

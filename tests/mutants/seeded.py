@@ -1937,6 +1937,17 @@ GNMAX, TEACHERS = "pate/gnmax.py", "pate/teachers.py"
 
 OF_VOTES = (
     mutant(
+        "teachers-that-answer-from-one-stream",
+        "what a network draws while it answers comes from a stream that all teachers share",
+        VOTES
+        + "TestTeachers::test_one_example_changes_no_draws_of_other_teachers[torch-makes its teacher fail]",
+        (
+            "pate/fitting.py",
+            "    with torch.no_grad(), draws_from(seed, model):",
+            "    with torch.no_grad():",
+        ),
+    ),
+    mutant(
         "teachers-that-share",
         "several teachers may be one network, so that one unit changes the votes of all who come later",
         VOTES + "TestTeachers::test_what_several_teachers_share_is_refused[a network]",
@@ -2225,6 +2236,38 @@ OF_PUBLIC = (
 
 GUARD, TRANSFER = "bridges/guard.py", "features/transfer.py"
 AROUND = (
+    mutant(
+        "shown-private-rows",
+        "a bridge evaluates and predicts on the rows that it trains on",
+        "bridges/test_guard.py::test_private_rows_are_not_shown",
+        (GUARD, "    if have_common_rows(shown, private):", "    if False:"),
+    ),
+    mutant(
+        "shown-by-another-wrapper",
+        "a part of the private data in a subset, or in a slice of its memory, passes for other data",
+        "bridges/test_overlap.py::test_private_rows_are_seen[a slice of tensors]",
+        (
+            "bridges/overlap.py",
+            "mine[0] == theirs[0] and mine[1] < theirs[2]",
+            "False and mine[1] < theirs[2]",
+        ),
+    ),
+    mutant(
+        "a-generator-made-at-the-first-read",
+        "a collator's seeded generator that is made when the first unit is read is not fenced",
+        "adversary/test_pipelines.py::test_a_generator_that_is_made_at_the_first_read_is_fenced",
+        (
+            "core/sampling.py",
+            "            if not before.issuperset(map(id, self._generators)):",
+            "            if False:",
+        ),
+    ),
+    mutant(
+        "a-closure-of-our-own",
+        "an augmentation inside each_view keeps its seeded generator",
+        "core/test_reading.py::test_generators_in_a_closure_of_the_librarys_own_are_found",
+        ("core/rng.py", "        return held  # what it was given", "        return []  # what it was given"),
+    ),
     mutant(
         "gradients-by-another-way",
         "somebody else's loop may hand the optimizer a gradient of its own",

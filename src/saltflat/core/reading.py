@@ -62,10 +62,9 @@ def check_each_read(
 ) -> None:
     """The same of clients, which are no rows but have some: each, read alone, is what it is among others."""
     read = lambda some: [list(leaves(rows_of(each))) for each in take(some)]
-    held = find_generators(take)
 
     def read_again(some: Indices) -> list[Rows]:
-        with repeated(held):
+        with repeated(find_generators(take)):  # looked for each time: one may be made at the first read
             return read(some)
 
     _check(units, "client", lambda some: _fault_of_clients(read, read_again, some))
@@ -105,10 +104,8 @@ def _fault_of_clients(
 
 
 def _fault_of_rows(take: Take, units: Indices, rows: int) -> str | None:
-    held = find_generators(take)
-
     def read(some: Indices) -> Rows:
-        with repeated(held):
+        with repeated(find_generators(take)):  # looked for each time: one may be made at the first read
             return list(leaves(take(some)))
 
     first = units[:1]

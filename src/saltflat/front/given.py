@@ -510,7 +510,12 @@ def _tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
 def _is_without_tensors(data: Any) -> bool:
     """A dataset of Hugging Face that was not told to give tensors: its lists would be laid out position by position."""
     form = getattr(data, "format", None)
-    return hasattr(data, "with_format") and isinstance(form, Mapping) and form.get("type") != "torch"
+    if not (hasattr(data, "with_format") and isinstance(form, Mapping)):
+        return False
+    return form.get("type") not in (
+        "torch",
+        "custom",
+    )  # custom: a transform of the user's, which may give tensors
 
 
 def _only_tensors(data: Any) -> bool:
