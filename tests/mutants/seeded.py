@@ -1963,8 +1963,8 @@ OF_VOTES = (
         VOTES + "TestTeachers::test_what_random_layers_draw_is_a_teachers_own",
         (
             "pate/fitting.py",
-            "        torch.manual_seed(seed)\n        return _fitted(",
-            "        return _fitted(",
+            "    with draws_from(seed, model, examples.scale):\n        return _fitted(",
+            "    if True:\n        return _fitted(",
         ),
     ),
     mutant(
