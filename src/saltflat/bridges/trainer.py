@@ -116,7 +116,6 @@ class PrivateSteps(Trainer):
     ``train_dataset`` is the private data, one item one unit. ``privacy`` has settings of `make_private`, such as
     epsilon, method, clip_norm and running, and ``lost`` and ``allow_more`` of `PrivateLoop.load_state_dict` for a run
     that goes on from a checkpoint; batch size and epochs are those of ``args``. ``loss`` is
-    that goes on from a checkpoint; batch size and epochs are those of ``args``. ``loss`` is
     ``loss(predict, batch)`` with one number for each row; it may be left out for classification and for causal
     and masked language models. Everything else is as ever: ``eval_dataset`` must be public.
 
