@@ -11,10 +11,21 @@ from saltflat.data.augment import Augment, Cutout, Flip, Jitter, PadCrop, Zoom, 
 from saltflat.data.digits import digits
 from saltflat.data.examples import CIFAR, HALF, IMAGENET, MNIST, SVHN, UNIT, Examples, Scale, Split
 from saltflat.data.form import Form
-from saltflat.data.own import Own, is_folder, is_own, kind_of, own_form, own_split, read_table
+from saltflat.data.new_rows import NewRows, read_new_rows
+from saltflat.data.own import (
+    Own,
+    is_folder,
+    is_own,
+    is_own_by_name,
+    kind_of,
+    own_form,
+    own_split,
+    read_table,
+)
 from saltflat.data.parquet import parquet
 from saltflat.data.pictures import image_folder
 from saltflat.data.policy import AutoAugment
+from saltflat.data.preprocessing import Preprocessing, preprocessing_of
 from saltflat.data.registry import NAMES, is_text, load, official_form, official_size
 from saltflat.data.sharing import Shared, shared
 from saltflat.data.stored import Stored, on_disk
@@ -46,11 +57,16 @@ __all__ = [  # noqa: RUF022 (reading first, then scales, then views)
     "Stored",
     "Own",
     "is_own",
+    "is_own_by_name",
     "is_folder",
     "kind_of",
     "own_form",
     "own_split",
     "read_table",
+    "Preprocessing",
+    "preprocessing_of",
+    "NewRows",
+    "read_new_rows",
     "Table",
     "Number",
     "Category",

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -125,7 +125,8 @@ class Split:
     are 0 classes, and ``span`` is their declared range, which is scaled to [-1, 1]. There may be no test examples.
     ``users`` says whose each training example is, where a column of the data does. ``public`` are examples that were
     taken out of the training examples, as they are not private. Training examples may stay on disk: `Stored` has all
-    that is asked of them, but for all inputs or targets at once.
+    that is asked of them, but for all inputs or targets at once. ``preprocessing`` says how rows became inputs, as
+    `Preprocessing.as_document` writes it; a run keeps it, so that its model can be used on other rows.
     """
 
     train: Examples
@@ -135,6 +136,7 @@ class Split:
     users: tuple[str, ...] | None = field(default=None, repr=False)
     public: Examples | None = None
     keys: NDArray[np.uint64] | None = field(default=None, repr=False)  # of the public ones: `sharing.keys_of`
+    preprocessing: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.users is not None and len(self.users) != self.train.count:

@@ -45,6 +45,11 @@ def folder_split(path: Path, classes: int | None = None) -> Split:
     return Split(train, test, form.classes)
 
 
+def folder_class_names(path: Path) -> tuple[str, ...]:
+    """The names of the public test part's class folders; none where idx files number the classes."""
+    return tuple(class_folders(path / "test")) if _has_pictures(path) else ()
+
+
 def _has_pictures(path: Path) -> bool:
     """Whether it has pictures by class; a folder of neither kind is refused."""
     if all((path / part).is_dir() for part in PARTS):

@@ -21,7 +21,7 @@ from saltflat.data.arrays import KERAS, head_of, read_arrays, rows_of
 from saltflat.data.blocks import Blocks, blocks
 from saltflat.data.examples import Examples, Split
 from saltflat.data.files import resolve
-from saltflat.data.folder import folder_form, folder_split
+from saltflat.data.folder import folder_class_names, folder_form, folder_split
 from saltflat.data.form import Form
 from saltflat.data.parquet import ENDINGS as PARQUET
 from saltflat.data.parquet import opened, shards_of
@@ -118,11 +118,12 @@ def is_own(name: str) -> bool:
     >>> is_own("mine.csv"), is_own("mnist"), is_own(""), is_own("a" * 10_000)
     (True, False, False, False)
     """
-    return (
-        bool(name)
-        and name not in NAMES
-        and ("/" in name or "\\" in name or bool(Path(name).suffix) or os.path.isdir(name))
-    )
+    return bool(name) and name not in NAMES and (is_own_by_name(name) or os.path.isdir(name))
+
+
+def is_own_by_name(name: str) -> bool:
+    """Whether a name is that of a file or a folder wherever it is read: it has a separator or an ending."""
+    return "/" in name or "\\" in name or bool(Path(name).suffix)
 
 
 def unsupported(name: str) -> SettingError:
@@ -159,6 +160,27 @@ def own_form(own: Own, data_dir: str | Path | None = None) -> Form:
     if is_image:  # as `rows_of` gives it: channels first
         inner = (inner[2] if len(inner) == 3 else 1, *inner[:2])
     return Form(inner, own.classes or 0, own.span)
+
+
+def has_images(own: Own, data_dir: str | Path | None = None) -> bool:
+    """Whether the examples are images in bytes, which are scaled; the heads of files are read, and no row."""
+    path, kind = _found(own, data_dir, there=False)
+    if kind == "npz":
+        shape, letter = _head(path)
+        return letter == "u" and len(shape) in (3, 4)
+    if kind == "npy":
+        inputs = _files(path)[0]
+        return inputs.dtype == np.uint8 and len(inputs.shape) in (2, 3)
+    return kind == "images"
+
+
+def class_names_of(own: Own, data_dir: str | Path | None = None) -> tuple[str, ...]:
+    """The public names of the classes, in the order of their numbers; empty where classes are numbers alone."""
+    path, kind = _found(own, data_dir, there=False)
+    if kind in ("csv", "parquet"):
+        target = read_table(resolve(own.table or "", data_dir)).target
+        return target.values if isinstance(target, Category) else ()
+    return folder_class_names(path) if kind == "images" else ()
 
 
 def own_split(own: Own, data_dir: str | Path | None = None) -> Split:

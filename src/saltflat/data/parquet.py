@@ -15,7 +15,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
@@ -72,11 +72,49 @@ def opened(files: Sequence[Path], table: Table, *, workers: int = 0) -> Stored:
             raise DataError(f"{file} is no file that ends in .parquet or .arrow")
         if any(mark in str(file.absolute()) for mark in _MARKS):
             raise DataError(f"{file}: a path with one of {' '.join(_MARKS)} in it cannot be read; rename it")
-    rows = _rows(files, _checked(files, table), table)
+    rows = _rows(files, _checked(files, (*table.columns, table.target)), table)
     if rows.count == 0:
         raise DataError(f"{files[0].parent} holds no row")
     form = Form(table.shape, table.classes, table.span)
     return Stored(Reader(rows, table), rows.count, form, workers=workers)
+
+
+def encoded_batches(
+    files: Sequence[Path], table: Table, *, at_once: int = 1000
+) -> Iterator[tuple[list[tuple[np.ndarray | None, str]], list[str]]]:
+    """The rows of these files in order, for a prediction; the target's column may be missing.
+
+    Yields:
+        For each batch a list with each row's inputs and "", or None and the reason why it has none; and the text of
+        each row's target, empty where there is none.
+    """
+    pa = _installed()
+    import pyarrow.parquet
+
+    for file in files:
+        types = _checked([file], table.columns)
+        labelled = table.target.name in _schema(file).names
+        names = [*types.names, table.target.name] if labelled else list(types.names)
+        try:
+            if file.name.endswith(".parquet"):
+                batches = pyarrow.parquet.ParquetFile(file).iter_batches(at_once, columns=names)
+            else:
+                batches = pa.ipc.open_stream(pa.memory_map(str(file)))
+            for batch in batches:
+                part = pa.Table.from_batches([batch])
+                rows = [_encoded_row(part.slice(k, 1), table) for k in range(part.num_rows)]
+                empty = [""] * part.num_rows
+                yield rows, _texts(part.column(table.target.name)) if labelled else empty
+        except (pa.ArrowException, OSError):
+            raise DataError(f"{file} cannot be read whole: it is truncated or damaged") from None
+
+
+def _encoded_row(row: Any, table: Table) -> tuple[np.ndarray | None, str]:
+    try:
+        parts = [_inputs(column, row.column(column.name)) for column in table.columns]
+        return np.concatenate(parts, axis=1).reshape(table.shape), ""
+    except DataError as error:
+        return None, str(error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,23 +203,20 @@ def _flat(cells: Any, size: int) -> np.ndarray:
     return found.to_numpy(zero_copy_only=False).reshape(rows, size)
 
 
-def _checked(files: Sequence[Path], table: Table) -> pyarrow.Schema:
+def _checked(files: Sequence[Path], columns: Sequence[Number | Category | Array]) -> pyarrow.Schema:
     """The types of the declared columns, alike in all files; what cannot be what was declared is refused."""
     pa = _installed()
     first: Any = None
     for file in files:
         schema = _schema(file)
-        for column in (*table.columns, table.target):
+        for column in columns:
             if column.name not in schema.names:
                 raise DataError(
                     f"{file} has no column {column.name!r}; it has {', '.join(schema.names[:20])}"
                 )
             _check_type(column, schema.field(column.name).type, file)
         own = pa.schema(
-            [
-                pa.field(name, schema.field(name).type)
-                for name in sorted({c.name for c in (*table.columns, table.target)})
-            ]
+            [pa.field(name, schema.field(name).type) for name in sorted({c.name for c in columns})]
         )
         if first is not None and own != first:
             raise DataError(f"{file} has columns of other types than {files[0].name}; write all shards alike")

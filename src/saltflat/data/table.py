@@ -191,7 +191,7 @@ class Table:
 
     def _rows(self, path: Path, wanted: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
         """The number of each row's line, and its cells under the ``wanted`` names."""
-        lines = _lines(path, self.comment)
+        lines = csv_lines(path, self.comment)
         header = list(self.header) if self.header is not None else next(lines, (0, []))[1]
         if missing := [name for name in wanted if name not in header]:
             known = (
@@ -240,7 +240,7 @@ class Table:
         return self.target.values.index(label)
 
 
-def _lines(path: Path, comment: str | None) -> Iterator[tuple[int, list[str]]]:
+def csv_lines(path: Path, comment: str | None) -> Iterator[tuple[int, list[str]]]:
     """The cells of each line, with its number; spaces around a cell do not count."""
     try:
         text = content(path).decode("utf-8-sig")

@@ -20,11 +20,13 @@ from saltflat.data import (
     Own,
     Split,
     is_own,
+    is_own_by_name,
     load,
     official_form,
     official_size,
     own_form,
     own_split,
+    preprocessing_of,
     shared,
 )
 from saltflat.data.augment import augment
@@ -83,6 +85,7 @@ def split_of(
     """
     own = own_of(recipe)
     split = load(recipe.data, data_dir) if own is None else own_split(own, data_dir)
+    split = replace(split, preprocessing=preprocessing_of(recipe.data, own, data_dir).as_document())
     if recipe.public is None:
         return featured(split, recipe.features, watch=watch)
     seed, rate = recipe.public.seed, recipe.public.count / size_of(recipe)
@@ -107,6 +110,9 @@ def fitted(recipe: Recipe, form: Form) -> Recipe:
     recipe = replace(recipe, model=Network(recipe.model.name, {**given, **both})) if both else recipe
     if not is_own(recipe.data):
         return recipe
+    # a bare name is known to be a folder while it is there only; as a path it is one wherever the run is read
+    if not is_own_by_name(recipe.data):
+        recipe = replace(recipe, data=f"./{recipe.data}")
     return replace(recipe, classes=form.classes or None, target_range=form.span)
 
 

@@ -92,7 +92,8 @@ def begun(folder: Folder, recipe: Written, ledger: Path) -> Iterator[None]:
     name = str(folder.path)
     folders = _not_there(folder.path)
     files = [file for file in (ledger, head_of(ledger)) if not file.exists()]
-    made = [file for file in (folder.recipe, folder.path / IDENTITY, folder.clients) if not file.exists()]
+    own = (folder.recipe, folder.path / IDENTITY, folder.clients, folder.preprocessing)
+    made = [file for file in own if not file.exists()]
     before = _charges(ledger, name)
     try:
         _make(folder)
@@ -157,7 +158,7 @@ def _clear(folder: Folder, ledger: Path) -> None:
             raise Taken(folder) from None
         if not dropped:
             raise Taken(folder)
-        for file in (folder.recipe, folder.path / IDENTITY, folder.clients):
+        for file in (folder.recipe, folder.path / IDENTITY, folder.clients, folder.preprocessing):
             file.unlink(missing_ok=True)
 
 

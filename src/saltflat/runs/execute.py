@@ -25,7 +25,7 @@ from saltflat.core.sampling import Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Ended, Progress, Running, train, trained
 from saltflat.data import Examples, Form, Split
-from saltflat.errors import PrivacyError
+from saltflat.errors import DataError, PrivacyError
 from saltflat.features import described
 from saltflat.federated.clients import Clients
 from saltflat.federated.measured import clipping_of
@@ -51,7 +51,16 @@ from saltflat.runs.begin import begun, held
 from saltflat.runs.clients import keep_clients, units_of
 from saltflat.runs.evaluation import Evaluation, name_of
 from saltflat.runs.identity import identity_of
-from saltflat.runs.layout import Before, Folder, Reading, StageOf, add_reading, before
+from saltflat.runs.layout import (
+    PREPROCESSING,
+    Before,
+    Folder,
+    Reading,
+    StageOf,
+    add_reading,
+    as_json,
+    before,
+)
 from saltflat.runs.layout import readings as read_readings
 from saltflat.runs.stages import Ready, Told, add_stage, check_taken_out, prepared
 from saltflat.runs.weights import keep_point
@@ -158,6 +167,7 @@ def execute(
     test = replace(split, test=split.test.to(device))
     start = held(folder) if resume else begun(folder, recipe, ledger or folder.ledger)
     with group.first_in(lambda: start):
+        group.told(lambda: _keep_preprocessing(folder, split))
         ready = prepared(recipe, split, folder, model, told=preparing)
         plan = with_pools(plan, ready.pools)
         block, unit = _portion(recipe, 4 * crashes), contribution.unit
@@ -207,6 +217,20 @@ def _event_on_record(recipe: Recipe, plan: Plan, charged: Mapping[Cost, int], en
     if (ended.why or plan.data_driven) and not plan.covers(charged) and paid.covers(charged):
         return paid.event()
     return plan.event_on_record(charged)
+
+
+def _keep_preprocessing(folder: Folder, split: Split) -> None:
+    """Keep how rows become inputs; a run that goes on is refused if that has changed since it began."""
+    if split.preprocessing is None:
+        return
+    given = as_json(split.preprocessing)
+    if not folder.preprocessing.exists():
+        durable.replace(folder.preprocessing, given)
+    elif folder.preprocessing.read_bytes() != given:
+        raise DataError(
+            f"the run in {folder.path} began with other declarations (see {PREPROCESSING} there): its table file, "
+            "class folders or form of images has changed; bring it back, or begin another run in another --out"
+        )
 
 
 def _portion(recipe: Recipe, times: int) -> int:

@@ -19,6 +19,7 @@ import numpy as np
 
 RECIPE = "recipe.toml"
 IDENTITY = "identity.txt"
+PREPROCESSING = "preprocessing.json"  # how rows become inputs: see `saltflat.data.preprocessing`
 CLIENTS = "clients.npz"
 LEDGER = "ledger.jsonl"
 METRICS = "metrics.jsonl"
@@ -69,6 +70,7 @@ class Folder:
     path: Path
 
     recipe = _Inside(RECIPE)
+    preprocessing = _Inside(PREPROCESSING)
     clients = _Inside(CLIENTS)
     ledger = _Inside(LEDGER)
     metrics = _Inside(METRICS)

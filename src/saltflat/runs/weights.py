@@ -142,7 +142,8 @@ def _ending(found: checkpoint.Checkpoint, recipe: Recipe, name: str) -> Tree:
 
 def _fitting(found: Tree, recipe: Recipe, name: str) -> Tree:
     """The trained weights in the network's order; refused if they are another network's."""
-    own = initial(recipe)
+    # by its shapes alone: a file of first weights may be gone by now
+    own = {key: p for key, p in network_of(recipe).named_parameters() if p.requires_grad}
     for key, leaf in own.items():
         if key not in found or found[key].shape != leaf.shape:
             raise DataError(
