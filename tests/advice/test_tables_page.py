@@ -30,7 +30,7 @@ def test_the_page(
     commands = [
         line.strip().split("  #")[0] for line in PAGE.splitlines() if line.startswith("    saltflat ")
     ]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands[:2]:  # the others train, as tests/cli/test_tables.py does
         done = CliRunner().invoke(app, shlex.split(command)[1:])
         assert done.exit_code == 0, done.output

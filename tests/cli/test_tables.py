@@ -84,9 +84,10 @@ def test_a_csv_becomes_a_model(here: Path, capsys: pytest.CaptureFixture[str]) -
     recipe = read(here / "one" / "recipe.toml")  # whole: it needs no table file to make its network
     assert recipe.model.settings["features"] == 5
     assert (recipe.classes, recipe.size) == (2, 500)
+    assert (recipe.phase[0].clip_norm, recipe.phase[0].optimizer.lr) == (3.0, pytest.approx(0.1586, abs=1e-3))
     code, out, err = run(capsys, "train", "--resume", *CSV, "--model", "mlp", "--out", "one")
     assert code == 2
-    assert "model.mlp" in err
+    assert "has model linear, not mlp" in err
 
 
 def test_numbers_are_targets_too(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from torch import nn
 import saltflat as sf
 from saltflat.errors import DataError, PrivacyError, SettingError
 from saltflat.front.given import Settings
-from saltflat.front.usual import usual_delta
+from saltflat.front.usual import table_optimizer, usual_delta
 from saltflat.privacy.accounting import bounds
 from saltflat.privacy.accounting.events import phase_event
 from saltflat.privacy.record.ledger import Ledger
@@ -265,3 +265,64 @@ class TestWorkers:
         (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
         alone = weights(Files(tmp_path / "a", broken=3))
         assert torch.equal(weights(Files(tmp_path / "b", broken=3), workers=2), alone)
+
+
+def hospital(rows: int, source: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Six numbers in declared ranges and three categories; about one row in five is positive."""
+    z, sizes = source.normal(size=(rows, 6)), (2, 4, 6)
+    picks = [source.integers(k, size=rows) for k in sizes]
+    logits = z @ np.array([0.7, 0.5, 0.3, 0.0, -0.2, -0.4]) - 1.9
+    logits += sum(np.linspace(-0.8, 0.8, k)[pick] for k, pick in zip(sizes, picks, strict=True))
+    onehot = [np.eye(k)[pick] for k, pick in zip(sizes, picks, strict=True)]
+    x = np.hstack([np.clip(z / 4, -1, 1), *onehot]).astype(np.float32)
+    return x, (source.random(rows) < 1 / (1 + np.exp(-logits))).astype(np.int64)
+
+
+class TestTables:
+    def test_probabilities_are_as_good_as_those_of_logistic_regression(self) -> None:
+        """Before, log-loss was above that of a constant, as nearly every gradient was clipped to one length."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.metrics import log_loss
+
+        source = np.random.default_rng(0)
+        (x, y), (u, v) = hospital(5_000, source), hospital(4_000, source)
+        plain = log_loss(v, LogisticRegression(max_iter=1_000).fit(x, y).predict_proba(u))
+        model = nn.Linear(x.shape[1], 2)
+        nn.init.zeros_(model.weight)
+        fitted = sf.fit(model, CRITERION, (x, y), epsilon=2, quiet=True)
+        assert fitted.plan.phases[0].clip_norm == 3.0
+        with torch.no_grad():
+            found = log_loss(v, torch.softmax(model(torch.from_numpy(u)).double(), 1).numpy())
+        assert found < plain + 0.03
+        # the same model at the settings from before: the probabilities are what clipping spoils
+        with_old = {"clip_norm": 0.1, "optimizer": sf.optimizers.SGD(lr=2.0, momentum=0.9)}
+        sf.fit(model, CRITERION, (x, y), epsilon=2, quiet=True, **with_old)
+        with torch.no_grad():
+            old = log_loss(v, torch.softmax(model(torch.from_numpy(u)).double(), 1).numpy())
+        assert old > plain + 0.1
+
+    @pytest.mark.parametrize(
+        ("data", "loss", "settings"),
+        [
+            (torch.randn(60, 1, 4, 1), CRITERION, {}),  # images
+            (torch.randn(60, 4), nn.MSELoss(reduction="none"), {}),  # a number as target
+            (torch.randn(60, 4), CRITERION, {"clip_norm": 0.1}),  # a pair: one of it was given
+            (torch.randn(60, 4), CRITERION, {"optimizer": sf.optimizers.SGD(lr=2.0, momentum=0.9)}),
+        ],
+    )
+    def test_other_data_and_given_settings_keep_theirs(
+        self, data: torch.Tensor, loss: nn.Module, settings: dict
+    ) -> None:
+        number = isinstance(loss, nn.MSELoss)
+        y = torch.randn(60, 1) if number else torch.randint(2, (60,))
+        model = nn.Sequential(nn.Flatten(), nn.Linear(4, 1 if number else 2))
+        fitted = sf.fit(model, loss, (data, y), noise_multiplier=1.0, epochs=1, quiet=True, **settings)
+        phase = fitted.plan.phases[0]
+        assert (phase.clip_norm, phase.optimizer) == (0.1, sf.optimizers.SGD(lr=2.0, momentum=0.9))
+
+    def test_the_learning_rate_follows_size_and_epsilon(self) -> None:
+        rates = [
+            table_optimizer(size, epsilon).lr for size, epsilon in ((50, 1.0), (3_000, 1.0), (10**6, 1.0))
+        ]
+        assert rates == [0.02, pytest.approx(0.0928, abs=1e-3), 0.2]
+        assert table_optimizer(1_500, 2.0) == table_optimizer(3_000, None)

@@ -94,8 +94,15 @@ def test_they_fit_their_data_and_stay_within_epsilon(name: str) -> None:
     assert about(name).endswith("docs/recipes.md.")
 
 
-def test_there_are_five() -> None:
-    assert set(BEST) == {"best-cifar10", "best-fashion-mnist", "best-images", "best-mnist", "best-tabular"}
+def test_there_are_six() -> None:
+    assert set(BEST) == {
+        "best-calibrated",
+        "best-cifar10",
+        "best-fashion-mnist",
+        "best-images",
+        "best-mnist",
+        "best-tabular",
+    }
 
 
 @pytest.mark.parametrize("size", [500, 8_000, 60_000, 1_000_000])

@@ -117,6 +117,16 @@ class Suggestion:
         )
 
     @property
+    def _calibration(self) -> tuple[str, ...]:
+        """What a small clip norm does to probabilities; measured by experiments/table_defaults.py."""
+        if self.classes is None or self.clip_norm > 0.1:
+            return ()
+        return (
+            "These settings were chosen for accuracy. At this clip norm probabilities come out too extreme: where you "
+            "need them, take the defaults of saltflat.fit, or of saltflat train without a recipe.",
+        )
+
+    @property
     def text(self) -> str:
         """The settings and the expectation, in lines."""
         network = "a linear model" if self.depth == 0 else f"one hidden layer of {WIDTH} with tanh"
@@ -134,6 +144,7 @@ class Suggestion:
             f"and {self.classes or 1} outputs",
             "",
             self.expectation,
+            *self._calibration,
             *(f"Warning: {each}." for each in self.warnings),
         ]
         return "\n".join(lines)

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
     from saltflat.runs.repeats import Repeats
 
 USUAL = "digits"  # the recipe, where none is named
+USUAL_TABLE = "best-calibrated"  # the recipe of rows with classes, where none is named
 USUAL_EPSILON = 3.0  # for a table that no recipe was named for
+SPARE = 8  # steps that a run on the user's table may waste, as for every recipe that says nothing
 USUAL_IMAGES = "best-images"  # the recipe of a folder of images, where none is named
 _KINDS: dict[str, Any] = {"size": int, "epsilon": float, "classes": int, "target_range": tuple[float, float]}
 
@@ -98,7 +100,8 @@ def train(
     after the step at hand, and prints the command that goes on.
 
     A table of your own: saltflat train --data mine.csv --table mine.toml --size 5000 --epsilon 1, or --data mine.npz
-    --classes 3 --size 5000. Without a recipe its settings are those of saltflat suggest.
+    --classes 3 --size 5000. Without a recipe it is trained by the recipe best-calibrated; with a
+    number as target, or another --model, by the settings of saltflat suggest.
 
     Data larger than memory: saltflat train RECIPE --data folder --size 1000000, with x.npy and y.npy (or shards
     x-*.npy, y-*.npy) and --classes, or Parquet or Arrow files and --table. Rows are read when they are drawn.
@@ -186,10 +189,14 @@ def _are_images(name: str | None, data_dir: Path | None) -> bool:
 
 
 def _suggested(given: dict[str, str], data_dir: Path | None) -> Document | None:
-    """For a table without a recipe: what is suggested for its declared size; None for anything else."""
+    """For a table without a recipe: `USUAL_TABLE`, or what is suggested for its size; None for anything else.
+
+    Nothing was measured of `USUAL_TABLE` for targets that are numbers or for other networks.
+    """
     from saltflat.advice import suggest
     from saltflat.data import Own, is_own, official_form, official_size, own_form
     from saltflat.recipes.build import size_missing
+    from saltflat.recipes.recipe import current
 
     name = given.get("data")
     if name is None or not (is_own(name) or (name == "adult" and "model" not in given)):
@@ -209,6 +216,12 @@ def _suggested(given: dict[str, str], data_dir: Path | None) -> Document | None:
         size = asked["size"]
     else:
         form, size = official_form(name), asked.get("size") or official_size(name)
+    if form.classes and len(form.shape) == 1 and "model" not in given:
+        # a delta that the declared size allows, as everywhere
+        delta = min(documents.shipped(USUAL_TABLE).table["delta"], 1 / (10 * size))
+        asks: dict[str, Any] = {"epsilon": USUAL_EPSILON, "delta": delta, "spare": SPARE}
+        changes = [((key,), value, "") for key, value in asks.items()]
+        return current(documents.shipped(USUAL_TABLE)).but(changes)
     found = suggest(
         size=size,
         epsilon=asked.get("epsilon", USUAL_EPSILON),

@@ -17,8 +17,9 @@ from saltflat.core.shards import kept_whole, settle
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Ended, Progress, Running, Watch, is_true, trainable, trained
 from saltflat.errors import Interrupted
-from saltflat.front.given import Ready, Settings, around, declared_by, given, stated
+from saltflat.front.given import Ready, Settings, around, declared_by, given, is_table, stated
 from saltflat.front.shown import Shown
+from saltflat.front.usual import CLIP, OPTIMIZER, TABLE_CLIP, table_optimizer
 from saltflat.privacy.accounting.events import REPLACE, adjacency_words, compose
 from saltflat.privacy.limits import SEEDED, rounded_up
 from saltflat.privacy.record.costs import event_of
@@ -125,8 +126,14 @@ def fitted(
 ) -> Fitted:
     """See `fit`: ``settings`` are those of `Settings`, ``reading`` those of `given`."""
     safeguards, running = around(safeguards, running)
-    asked = Settings(**settings)
+    # by identity: whoever writes the same optimizer down has chosen its learning rate
+    left_out = settings["clip_norm"] is None and settings["optimizer"] is OPTIMIZER
+    asked = Settings(**{**settings, "clip_norm": CLIP} if settings["clip_norm"] is None else settings)
     known = given(model, loss, data, **reading)
+    # a pair: a clip norm without its learning rate, or the other way round, was never measured
+    if left_out and asked.plan is None and asked.private and is_table(loss, data, asked.method):
+        sgd = table_optimizer(asked.size or known.count, asked.epsilon)
+        asked = replace(asked, clip_norm=TABLE_CLIP, optimizer=sgd)
     ready, unit = known.planned(asked), known.contribution.unit
     statement = stated(ready, unit, safeguards, running)
     seen, group = _Seen(screen, running.watch, ready.delta), Group.here()

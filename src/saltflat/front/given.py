@@ -25,7 +25,7 @@ from saltflat.core.train import Running, trainable
 from saltflat.door import AnyMethod, layers
 from saltflat.errors import AccountingError, DataError, ModelError, PrivacyError, SettingError
 from saltflat.front.usual import LR, METHOD, OPTIMIZER, usual_batch, usual_delta, usual_epochs
-from saltflat.methods import Quantile, Rescaled
+from saltflat.methods import DPSGD, SAT, Quantile, Rescaled
 from saltflat.optimizers import Optimizer
 from saltflat.privacy.accounting.events import compose, phase_event
 from saltflat.privacy.limits import (
@@ -188,6 +188,21 @@ class Settings:
             return plan
         slower = replace(OPTIMIZER, lr=LR * as_clip(self.clip_norm).sensitivity)
         return replace(plan, phases=tuple(replace(phase, optimizer=slower) for phase in plan.phases))
+
+
+def is_table(loss: object, data: Any, method: object) -> bool:
+    """Whether the defaults for tables hold: rows of floats, a cross-entropy over classes, DP-SGD or DP-SAT.
+
+    The form of the data alone is looked at, which is public.
+    """
+    if not isinstance(loss, nn.CrossEntropyLoss | nn.BCEWithLogitsLoss) or type(method) not in (DPSGD, SAT):
+        return False
+    parts = getattr(data, "tensors", data)  # of a TensorDataset
+    is_pair = isinstance(parts, tuple | list) and len(parts) == 2
+    inputs = parts[0] if is_pair else getattr(data, "inputs", None)
+    if isinstance(inputs, np.ndarray):
+        return inputs.ndim == 2 and inputs.dtype.kind == "f"
+    return isinstance(inputs, Tensor) and inputs.ndim == 2 and inputs.is_floating_point()
 
 
 def needs_clip(method: object) -> bool:
