@@ -400,3 +400,13 @@ def test_d7_odd_names_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be read"):
         load(tmp_path / "file")
+
+
+def test_a_checkpoint_is_for_its_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        save(tmp_path / "kept", trees(), {})
+    finally:
+        os.umask(before)
+    assert (tmp_path / "kept").stat().st_mode & 0o777 == 0o700
+    assert {each.stat().st_mode & 0o777 for each in (tmp_path / "kept").iterdir()} == {0o600}

@@ -1140,3 +1140,20 @@ def test_lines_are_plain_json(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["begin", "run", "charge"]
     assert lines[2]["body"] == {"run": 1, "rate": 1.0, "noise_multiplier": 20.0, "steps": 64}
+
+
+def test_a_ledger_is_for_its_owner_alone_unless_the_owner_says_otherwise(tmp_path: Path) -> None:
+    path = tmp_path / "a.ledger"
+    modes = lambda: [file.stat().st_mode & 0o777 for file in (path, format.head_path(path))]
+    with open_ledger(path) as ledger:
+        ledger.run("one")
+        assert modes() == [0o600, 0o600]
+        path.chmod(0o644)  # for somebody to read it
+        ledger.run("two")
+        assert modes() == [0o644, 0o644]
+    with open_ledger(path) as ledger, ledger.run("three", timed=False):
+        assert [entry.body["time"] == "" for entry in ledger.entries() if entry.kind == "run"] == [
+            False,
+            False,
+            True,
+        ]

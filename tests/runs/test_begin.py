@@ -196,7 +196,7 @@ def test_a_run_that_left_a_trace_is_no_failed_start(trace: str, tmp_path: Path) 
 def test_a_full_disk_takes_nothing_away(
     attempt: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **named: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     folder = Folder(tmp_path / "one")
