@@ -114,14 +114,16 @@ def test_mutant_a_run_known_by_its_path_is_caught(
 
 
 def test_copies_that_share_a_ledger_count_both(go: Go, tmp_path: Path) -> None:
-    """One run that went two ways: whoever has both models has seen all of it."""
+    """One run that went two ways: whoever has both models has seen all of it, and it stays within the epsilon of one."""
     one, two, ledger = tmp_path / "one", tmp_path / "two", tmp_path / "all.ledger"
     with pytest.raises(Broken):
         go(one, stop=3, ledger=ledger)
     shutil.copytree(one, two)
     first, second = go(one, ledger=ledger), go(two, ledger=ledger)
     history = read(ledger)
-    assert sum(history.steps().values()) == 3 + 5 + 5
+    assert sum(history.steps().values()) == 7 + RECIPE.spare  # what was paid for, and not 3 + 5 + 5
+    assert any("planned steps were left out" in each for each in second.statement.warnings)
+    assert second.statement.epsilon <= RECIPE.epsilon
     assert second.statement.epsilon == pytest.approx(history.epsilon(RECIPE.delta))
     assert first.statement.epsilon < second.statement.epsilon
     assert on_record(history, one) == on_record(history, two) == history.epsilon(RECIPE.delta)

@@ -213,8 +213,8 @@ def strange(table: Mapping[str, Any]) -> str:
 
 
 SETTINGS = (  # of a recipe; `saltflat.recipes.Recipe` says what each is
-    *("version", "data", "model", "size", "epsilon", "delta", "batch_size", "rate", "draw", "budget_split"),
-    "accountant",
+    *("version", "data", "model", "size", "epsilon", "advantage", "delta", "batch_size", "rate", "draw"),
+    *("budget_split", "accountant"),
     *("table", "test", "classes", "target_range"),
     *("ema", "views", "augment", "features", "spare", "physical", "seed", "clients", "start", "phase"),
     *("public", "synthetic", "warmup"),

@@ -265,7 +265,7 @@ def _check_budget(recipe: Recipe) -> None:
         )
     if not target and len(noisy) < len(phases):
         raise SettingError(
-            "a recipe has epsilon, or advantage, or a noise_multiplier in every phase: give one of them"
+            "a recipe has epsilon, or a noise_multiplier in every phase, or advantage: give one of the three"
         )
     if recipe.advantage is not None and not ADVANTAGE_FLOOR <= recipe.advantage < 1:
         raise Wrong(
