@@ -114,7 +114,7 @@ def test_mutant_a_run_known_by_its_path_is_caught(
 
 
 def test_copies_that_share_a_ledger_count_both(go: Go, tmp_path: Path) -> None:
-    """One run that went two ways: whoever has both models has seen all of it, and it stays within the epsilon of one."""
+    """One run that went two ways: who has both models has seen all of it, and it stays within the epsilon of one."""
     one, two, ledger = tmp_path / "one", tmp_path / "two", tmp_path / "all.ledger"
     with pytest.raises(Broken):
         go(one, stop=3, ledger=ledger)
