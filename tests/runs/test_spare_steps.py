@@ -126,7 +126,7 @@ def test_twelve_runs_with_three_kills_each(tmp_path: Path) -> None:
             process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
             if kill < 3:
                 _kill(process, Folder(out), steps=rng.randrange(1, 12), pause=rng.uniform(0, 0.1))
-            _, errors = process.communicate(timeout=300)
+            _, errors = process.communicate(timeout=600)
             if kill < 3:
                 assert process.returncode in (-signal.SIGKILL, 0), errors
         assert process.returncode == 0, errors
