@@ -71,12 +71,17 @@ def test_a_batch_that_is_no_whole_number_is_refused() -> None:
 
 
 @WAYS
-@pytest.mark.parametrize("draw", [sf.Poisson(), sf.WithoutReplacement()])
-def test_more_units_than_declared_are_refused_and_not_counted_aloud(way: Any, draw: Any) -> None:
-    """Twelve are there: the last one would never be drawn."""
+def test_more_units_than_declared_are_refused_and_not_counted_aloud(way: Any) -> None:
+    """Twelve are there: the last ones would never be drawn."""
     with pytest.raises(SettingError, match=r"more than the 10 .*public bound") as caught:
-        way(plan(draw=draw, rate=0.5, size=10))
+        way(plan(draw=sf.WithoutReplacement(), rate=0.5, size=10))
     assert "12" not in str(caught.value)
+
+
+@WAYS
+def test_poisson_takes_one_unit_more_than_declared(way: Any) -> None:
+    """A refusal would tell whether one unit more is there, and every unit is drawn at the declared rate anyway."""
+    way(plan(draw=sf.Poisson(), rate=0.5, size=11))
 
 
 # what it costs

@@ -42,13 +42,22 @@ def check_draws(plan: Plan, contribution: object) -> None:
 
 
 def check_size(plan: Plan, count: int) -> None:
-    """Refuse more units than the plan declares: `WithoutReplacement` would never draw the rest.
+    """Refuse more units than the plan declares where a fixed number is drawn: the rest would never be drawn.
 
-    How many there are is not said: the declared number is public, and theirs is not.
+    `Poisson` draws every unit, however many there are; the declared size only divides the sum. A refusal there would
+    depend on whether one unit more is in the data.
+
+    Args:
+        plan: Declares its size. The message says it, and not the number of units.
+        count: The number of units in the data.
+
+    Raises:
+        SettingError: Units would never be drawn.
     """
-    if count > plan.size:
+    if plan.adjacency != ADJACENCIES[0] and count > plan.size:
         raise SettingError(
-            f"the data holds more than the {plan.size} units that the plan declares; set its size to a public bound"
+            f"the data holds more than the {plan.size} units that the plan declares, and the rest would never be "
+            "drawn; set its size to a public bound"
         )
 
 

@@ -19,6 +19,7 @@ from saltflat.core.contribution import Loss, PerExample, per_example, supervised
 from saltflat.core.layers import check_model
 from saltflat.core.pages import give_back
 from saltflat.core.plan import LARGEST_SIZE, Phase, Plan, calibrate
+from saltflat.core.record import check_size
 from saltflat.core.sampling import Batch, DatasetUnits, Indices, OnDevice, TensorUnits, Units
 from saltflat.core.step import Safeguards
 from saltflat.core.train import Running, trainable
@@ -140,12 +141,12 @@ class Settings:
 
     def planned(self, count: int) -> Ready:
         """The plan for the declared number of units, or else for ``count``, with its noise calibrated."""
-        declared = self.size if self.plan is None else self.plan.size
-        if declared is not None and count > declared:
+        if self.size is not None and count > self.size:
             raise SettingError(
-                f"the data holds more than the {declared} examples that were declared; set size to a public bound"
+                f"the data holds more than the {self.size} examples that were declared; set size to a public bound"
             )
         plan = self.plan or self._one_phase(self.size or count)
+        check_size(plan, count)
         delta = usual_delta(plan.size) if self.delta is None else self.delta
         if not self.private:
             plan = self._bare(plan)
