@@ -687,7 +687,7 @@ ACCOUNTS = (
             "epsilon": number(1e-3, math.inf, 2.0),
             "delta": number(1e-12, 1, 1e-5, below=True),
             "clip_norms": only((0.1, 0.1)),
-            "portion": INNER,
+            "portion": maybe(INNER),
             "budget_split": only("joint_ratio", "sequential"),
         },
         {"clip_norms": "clip_norm"},
@@ -724,7 +724,7 @@ FRONT = {
     "noise_multiplier": only(None),  # an epsilon is there already
     "batch_size": maybe(whole(1, 12, 6, 12)),
     "epochs": maybe(number(0, 1e3, 0.5, 2, above=True)),
-    "clip_norm": CLIP,
+    "clip_norm": maybe(CLIP),
     "method": METHOD,
     "size": maybe(whole(12, 10**4, 12, 24)),
     "views": only(1),

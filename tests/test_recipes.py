@@ -263,7 +263,7 @@ class TestMistakes:
         assert said.startswith("mine.toml, line 9: phase.0.method")
 
     def test_files_that_cannot_be_read(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"one of best-cifar10, .*digits"):
+        with pytest.raises(DataError, match=r"one of best-calibrated, .*digits"):
             read("no-such-recipe")
         (tmp_path / "r.toml").write_bytes(b"\xff\xfe")
         with pytest.raises(DataError, match="cannot be read"):

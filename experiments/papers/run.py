@@ -119,7 +119,8 @@ def run(wanted: Wanted, work: Path) -> results.Result:
     recipe = wanted.arm.made(wanted.seed)
     folder = work / wanted.row.name / wanted.arm.name / f"seed-{wanted.seed}"
     every = round(1 / rate_of(recipe, size_of(recipe)))
-    kept = Checkpoints(folder / "checkpoint", every=every)
+    # Steps that may have run twice are charged by `cost`, so all planned ones are taken.
+    kept = Checkpoints(folder / "checkpoint", every=every, allow_more=True)
     plan = as_begun(kept, plan_of(recipe, size_of(recipe)))
     progress = Followed(folder / "progress.json", every)
     model, split = network_of(recipe), examples_of(recipe.data)

@@ -42,7 +42,7 @@ def test_report_pictures_and_card(saltflat: Call, tmp_path: Path, monkeypatch: p
     assert (tmp_path / "runs" / "report.html").read_text().startswith("<!doctype html>")
     assert sorted(file.name for file in (tmp_path / "pics").iterdir()) == [
         f"{name}.{kind}"
-        for name in ("accuracy-epsilon", "accuracy-training", "epsilon-training")
+        for name in ("accuracy-epsilon", "accuracy-training", "epsilon-training", "trade-off")
         for kind in ("png", "svg")
     ]
     assert (tmp_path / "cards" / "README.md").read_text().startswith("---\n")

@@ -266,7 +266,7 @@ def test_after_a_signal_the_printed_command_goes_on(here: Path, capsys: pytest.C
     command = shlex.split(errors.split("to go on, run ")[1])
     assert command == ["saltflat", "train", "--resume", "--out", "my runs/one", "--threads", "1"]
     _, _, blocked = run(capsys, *words)
-    assert shlex.split(blocked.split("--out: ")[1]) == command
+    assert shlex.split(blocked.split("To go on, run ")[1]) == command
     assert run(capsys, *command[1:])[0] == 0
     assert (here / "my runs" / "one" / "model.safetensors").exists()
 

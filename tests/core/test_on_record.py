@@ -204,8 +204,12 @@ class TestChosenByResults:
         alone = epsilon_of({(0.5, 2.0): 30}, DELTA, "add-or-remove")
         assert found.epsilon(DELTA, found.named("fixed")) == alone  # a list of its own, fixed in advance
 
-    def test_statement_and_ledger_agree_after_a_crash(self, tmp_path: Path) -> None:
-        """Steps that ran again count as the dearest: on another path they could have been."""
+    @pytest.mark.parametrize("allow_more", [False, True])
+    def test_statement_and_ledger_agree_after_a_crash(self, tmp_path: Path, allow_more: bool) -> None:
+        """Steps that ran again count as the dearest: on another path they could have been.
+
+        Without ``allow_more`` they are taken from the plan's own.
+        """
 
         class Crash(Exception):
             pass
@@ -219,7 +223,7 @@ class TestChosenByResults:
         def go(watch: Any) -> tuple[sf.front.Fitted, float]:
             with Ledger.open(tmp_path / "a.ledger", dataset="twelve") as ledger:
                 run = ledger.run("one", block=1)
-                kept = sf.Checkpoints(tmp_path / "kept", every=100)
+                kept = sf.Checkpoints(tmp_path / "kept", every=100, allow_more=allow_more)
                 fitted = by_fit(the_plan, noise=Secret(), meter=run, checkpoints=kept, watch=watch)
                 return fitted, ledger.epsilon(DELTA)
 
@@ -227,7 +231,8 @@ class TestChosenByResults:
             go(crash)
         fitted, on_record = go(lambda progress: None)
         assert fitted.epsilon == pytest.approx(on_record)
-        again = the_plan.by_cost() + Counter({(0.5, 1.0): 4})  # kept after step 1, broken off after step 5
+        more = Counter({(0.5, 1.0): 4}) if allow_more else Counter()
+        again = the_plan.by_cost() + more  # kept after step 1, broken off after step 5
         event = compose(*(phase_event(*cost, steps) for cost, steps in again.items()))
         assert on_record == pytest.approx(bounds.rdp_epsilon(event, DELTA))
 

@@ -84,7 +84,7 @@ class TestSizes:
         assert (private.plan.rate, private.plan.steps, private.statement.delta) == (0.5, 20, 1e-5)
 
     def test_advice_on_delta_names_nothing_that_fit_does_not_have(self) -> None:
-        with pytest.raises(PrivacyError, match=r"above 1/12: .* leave delta out") as caught:
+        with pytest.raises(PrivacyError, match=r"above 1/n for .* leave delta out") as caught:
             sf.fit(network(), CRITERION, examples(), epsilon=3, delta=0.5)
         assert "reproduce" not in str(caught.value)
 

@@ -76,6 +76,7 @@ def holders() -> Iterator[Any]:
     yield sf.data.Examples(x, y)
     yield images()
     yield sf.data.Split(images(), images(), 10)
+    yield sf.data.NewRows([str(INPUT)], x, y.numpy(), {0: str(INPUT)})
     yield sf.data.Shared(np.arange(3), images(), images())
     yield sf.data.Authors(*(torch.full((COUNT, 1, 4), LABEL) for _ in range(2)))
     yield given.given(model(), CRITERION, (x, y))

@@ -109,7 +109,15 @@ def test_a_plan_and_an_optimizer() -> None:
 
 @both
 def test_a_delta_that_would_permit_publishing_an_example(front) -> None:
-    refused(PrivacyError, "above 1/12", front, network(), CRITERION, Guarded(examples()), delta=0.5)
+    refused(
+        PrivacyError,
+        "above 1/n for the n examples",
+        front,
+        network(),
+        CRITERION,
+        Guarded(examples()),
+        delta=0.5,
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", None, sf.optimizers.SGD, torch.optim.SGD])

@@ -164,7 +164,7 @@ def train_one(
         then = "torchrun starts all of them again" if started_again() else _kept(asked, again)
         raise GroupError(f"{error}; {then}") from error
     except Taken as error:
-        raise SettingError(f"{error}: {again}") from None
+        raise SettingError(f"{error}. To go on, run {again}") from None
 
 
 def _stopped(error: Interrupted, asked: Asked, again: str) -> Interrupted:

@@ -41,10 +41,10 @@ class NewRows:
         reasons: Why a row could not be read, by its place in these rows.
     """
 
-    names: list[str]
-    inputs: Tensor
-    targets: np.ndarray
-    reasons: dict[int, str] = field(default_factory=dict)
+    names: list[str] = field(repr=False)
+    inputs: Tensor = field(repr=False)
+    targets: np.ndarray = field(repr=False)
+    reasons: dict[int, str] = field(default_factory=dict, repr=False)
 
 
 def read_new_rows(

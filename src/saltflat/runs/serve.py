@@ -78,7 +78,8 @@ def serve(
             "the declared number"
         )
     place = Folder(Path(folder).absolute())
-    checkpoints = Checkpoints(place.checkpoints, every=1)
+    # The budget of the ledger alone says how many rounds may run again.
+    checkpoints = Checkpoints(place.checkpoints, every=1, allow_more=True)
     plan = as_begun(checkpoints, plan)
     budget = _budget(plan, epsilon, delta)
     place.path.mkdir(parents=True, exist_ok=True)
