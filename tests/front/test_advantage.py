@@ -111,7 +111,7 @@ class TestCommandLine:
         assert (ran.code, "--advantage: advantage: is the true minus" in ran.err) == (2, True)
 
     def test_budgets(self, saltflat: Any) -> None:
-        run = ["--delta", "1e-5", "--rate", "0.1", "--json"]
+        run = ["--delta", "1e-5", "--rate", "1", "--json"]  # nothing sampled: a closed form, at once
         noise = json.loads(saltflat("budget", "noise", "--advantage", "0.1", "--steps", "20", *run).out)
         assert 0.099 <= noise["advantage"] <= 0.1
         sigma = str(noise["noise"][0])
@@ -119,7 +119,7 @@ class TestCommandLine:
         assert steps["steps"] in (20, 21)
         cost = ["budget", "epsilon", "--noise", sigma, "--steps", "20"]
         facts = json.loads(saltflat(*cost, "--prior", "0.2", "--prior", "0.9", *run).out)
-        curve = tradeoff(sf.privacy.phase_event(0.1, noise["noise"][0], 20))
+        curve = tradeoff(sf.privacy.phase_event(1.0, noise["noise"][0], 20))
         assert facts["posteriors"] == [[p, curve.posterior(p)] for p in (0.2, 0.9)]
         assert facts["true_positives"] == [[f, curve.true_positives(f)] for f in (0.001, 0.01)]
         assert "right in at most 55 % of cases" in saltflat(*cost, *run[:-1]).out

@@ -198,8 +198,8 @@ def test_an_advantage_is_met_where_a_unit_is_replaced() -> None:
 
 
 def test_steps_of_an_advantage() -> None:
-    steps = steps_for(advantage=0.1, rate=0.04, noise_multiplier=4.0)
-    run = lambda count: tradeoff(phase_event(0.04, 4.0, count)).advantage
+    steps = steps_for(advantage=0.1, rate=1.0, noise_multiplier=100.0)
+    run = lambda count: tradeoff(phase_event(1.0, 100.0, count)).advantage
     assert run(steps) <= 0.1 < run(steps + 1)
 
 
