@@ -17,11 +17,12 @@ from reference import FixedNoise, flat
 from scipy import stats
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import saltflat as sf
 from saltflat.core.shards import Dealt, own_source
 from saltflat.data import TensorUnits
-from saltflat.errors import PrivacyError, SettingError
+from saltflat.errors import ModelError, PrivacyError, SettingError
 from saltflat.gradients.away import Away
 from saltflat.privacy import DiscreteNoise, SecureNoise, SeededNoise
 from saltflat.tree import has_shards, whole
@@ -61,6 +62,50 @@ class TestAlone:
         torch.testing.assert_close(
             flat({name: whole(leaf) for name, leaf in parts.items()}), flat(plain), rtol=1e-9, atol=1e-12
         )
+
+    @pytest.mark.parametrize("way", ["checkpointing", "function"])
+    def test_what_is_followed_in_another_way_without_shards(self, way: str) -> None:
+        """A checkpointed function keeps its activations; a custom function may not take a weight."""
+        from torch.distributed.fsdp import fully_shard
+
+        class Model(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.first, self.out = nn.Linear(3, 4), nn.Linear(4, 2)
+
+            def forward(self, x: Tensor) -> Tensor:
+                if way == "function":
+                    return self.out(
+                        torch.tanh(F.linear(x, Rounded.apply(self.first.weight), self.first.bias))
+                    )
+                return self.out(checkpoint(lambda z: torch.tanh(self.first(z)), x, use_reentrant=False))
+
+        def norms(sharding: bool) -> Tensor:
+            torch.manual_seed(3)
+            model = Model().double()
+            x = torch.randn(5, 3, dtype=torch.float64)
+            if sharding:
+                fully_shard(model)
+            unit = sf.per_example(model, sf.supervised(nn.CrossEntropyLoss(reduction="none")))
+            at = {name: leaf.detach() for name, leaf in model.named_parameters()}
+            return unit([at], [1.0], (x, torch.arange(5) % 2)).norms()
+
+        plain = norms(False)
+        if way == "function":
+            with pytest.raises(ModelError, match="Rounded takes a trained parameter"):
+                norms(True)
+        else:
+            torch.testing.assert_close(norms(True), plain, rtol=1e-9, atol=0)
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round(decimals=1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
 
 
 def test_a_weight_is_fetched_when_it_is_met_and_again_on_the_way_back() -> None:
