@@ -68,6 +68,7 @@ def test_a_family_has_this_process_and_what_it_has_done() -> None:
     assert federated.processor_seconds(os.getpid()) >= 0
 
 
+@pytest.mark.slow
 def test_a_round_in_process_is_timed_whole_and_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federated.torch, "set_num_threads", lambda threads: None)
     found = federated.in_process(clients=2, rows=2, rounds=2)

@@ -103,6 +103,7 @@ def test_weight_multiplicity_is_held_to_augmentation_and_to_the_memory_of_one_vi
     )
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_processes_of_their_own() -> None:
     costs = methods.measured_model(step.Effort(1, 0.0, 1, 1), "tutorial-cnn", ("dp-sgd",))
     assert costs[0].memory_ratio is None
@@ -148,6 +149,7 @@ def test_a_slow_method_stays_in_the_race_as_long_as_the_others() -> None:
     assert done.timed("dplis") == 7
 
 
+@pytest.mark.slow
 def test_methods_run_in_processes_and_are_saved(tmp_path: Path) -> None:
     costs = methods.measured_model(step.Effort(1, 0.0, 1, 1), "tutorial-cnn", ("dp-sgd", "dp-sat"))
     assert [found.note for found in costs] == ["", ""]

@@ -262,6 +262,7 @@ def test_rounds_go_on_while_there_is_time_and_never_below_the_fewest(
     assert turns == list(range(expected))
 
 
+@pytest.mark.slow
 def test_every_child_is_timed_and_measured() -> None:
     rows = step.measured_model(step.Effort(1, 0.0, 1, 1), "tutorial-cnn", ("sgd", "saltflat", "saltflat-sam"))
     assert [row.note for row in rows] == ["", "", ""]

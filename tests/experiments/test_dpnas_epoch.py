@@ -16,6 +16,7 @@ import dpnas_epoch
 from formats import pixels, write_idx
 
 
+@pytest.mark.slow
 def test_both_orders_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part, count in (("train", 24), ("t10k", 10)):
         write_idx(tmp_path / "mnist", part, pixels(count, 28, 28), np.arange(count, dtype=np.uint8) % 10)
